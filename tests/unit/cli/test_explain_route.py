@@ -58,6 +58,19 @@ def api() -> CannedApi:
     )
 
 
+def gateways_say(api: CannedApi, page: dict[str, Any]) -> None:
+    system = "/api/v1/namespaces/shoal-system"
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    pod = {
+        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    key = base64.b64encode(b"key").decode()
+    api.answers[f"{system}/secrets/shoal-key-logs"] = {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}}
+    api.answers[f"{system}/pods"] = listed(pod)
+    api.answers[f"{system}/pods/shoal-gateway-0:9090/proxy/v1/routestats"] = page
+
+
 @pytest.fixture
 def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
     with api.kubeconfig(tmp_path) as path:
@@ -195,15 +208,6 @@ def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: 
     assert "External targets at gateways: unknown:" in done.output
     assert json.loads(explain(kubeconfig, "-o", "json").output)["externalTargets"] == []
 
-    system = "/api/v1/namespaces/shoal-system"
-    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
-    pod = {
-        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-    key = base64.b64encode(b"key").decode()
-    api.answers[f"{system}/secrets/shoal-key-logs"] = {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}}
-    api.answers[f"{system}/pods"] = listed(pod)
     fails = {"state": "Fails", "reason": "connect", "secondsAgo": 12.4, "rests": True}
     externals = [
         {"target": "chat/front/outside", "gateway": "shoal-gateway-0", **fails},
@@ -215,7 +219,7 @@ def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: 
         "externals": externals,
         "missing": ["shoal-gateway-2: it cannot be reached"],
     }
-    api.answers[f"{system}/pods/shoal-gateway-0:9090/proxy/v1/routestats"] = page
+    gateways_say(api, page)
     shown = [line.split() for line in explain(kubeconfig).output.splitlines()]
     first = ["chat/front/outside", "shoal-gateway-0", "Fails,", "rests", "connect", "12", "s", "ago"]
     assert first in shown
@@ -226,6 +230,77 @@ def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: 
         ("shoal-gateway-1", "NotAsked"),
     ]
     assert found["missing"] == ["shoal-gateway-2: it cannot be reached"]
+
+
+def outside(api: CannedApi, rule: dict[str, Any], *at: dict[str, Any], most: int = 128, **status: Any) -> None:
+    """A route with an external target, and what gateways say of it."""
+    entry = {"name": "outside", "url": "https://api.example.com/v1", "model": "m", "maxConcurrentRequests": most}
+    spec = {"rules": [rule], "externalTargets": [entry]}
+    route = ROUTE | {"metadata": ROUTE["metadata"] | {"generation": 1}, "spec": spec}
+    api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = route | {"status": {"observedGeneration": 1} | status}
+    rows = [{"target": "chat/front/outside", "gateway": f"shoal-gateway-{n}"} | one for n, one in enumerate(at)]
+    gateways_say(api, {"gateways": [row["gateway"] for row in rows], "externals": rows})
+
+
+RESTS: dict[str, Any] = {"state": "Fails", "reason": "connect", "secondsAgo": 3, "rests": True}
+ANSWERS: dict[str, Any] = {"state": "Answers", "secondsAgo": 1, "running": 1}
+FULL = ANSWERS | {"running": 2}
+
+
+def test_a_canary_that_rests_says_who_gets_its_share_there(kubeconfig: Path, api: CannedApi) -> None:
+    canary = {"target": target("outside", kind="external"), "percent": 20}
+    rule = {"targets": [target("a")], "canary": canary, "fallback": {"targets": [target("b")]}}
+    outside(api, rule, RESTS, ANSWERS, most=2)
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert found["canary chat/front/outside"] == (20.0, "rests at 1 of 2 gateways: targets get its share there")
+    assert found["target chat/a"] == (80.0, None)
+    outside(api, rule | {"targets": [target("lost")]}, RESTS, RESTS)
+    note = shares(explain(kubeconfig, "-o", "json"))["canary chat/front/outside"][1]
+    assert note == "rests at 2 of 2 gateways: a fallback gets its share there"
+    outside(api, {"targets": [target("lost")], "canary": canary}, RESTS)
+    assert shares(explain(kubeconfig, "-o", "json"))["canary chat/front/outside"] == (
+        100.0,
+        "it gets all: no other target can be used; "
+        "rests at 1 of 1 gateway: its requests get 503 external_unavailable there",
+    )
+    outside(api, rule, ANSWERS)
+    assert shares(explain(kubeconfig, "-o", "json"))["canary chat/front/outside"] == (20.0, None)
+    # What gets nothing anyway gets nothing there either.
+    outside(api, rule | {"canary": canary | {"percent": 0}}, RESTS)
+    assert shares(explain(kubeconfig, "-o", "json"))["canary chat/front/outside"] == (0.0, None)
+
+
+def test_an_external_target_with_as_many_requests_as_it_may_have_says_so(kubeconfig: Path, api: CannedApi) -> None:
+    rule = {"targets": [target("outside", kind="external"), target("a")], "fallback": {"targets": [target("b")]}}
+    outside(api, rule, RESTS | {"running": 2}, FULL, ANSWERS, most=2)
+    done = explain(kubeconfig, "-o", "json")
+    assert shares(done)["target chat/front/outside"] == (
+        50.0,
+        "rests at 1 of 3 gateways and has as many requests as maxConcurrentRequests allows at 1 of 3 gateways: "
+        "a fallback gets its share there",
+    )
+    shown = [line.split() for line in explain(kubeconfig).output.splitlines()]
+    assert ["chat/front/outside", "shoal-gateway-1", "Answers,", "full", "1", "s", "ago"] in shown
+    assert ["chat/front/outside", "shoal-gateway-2", "Answers", "1", "s", "ago"] in shown
+    # Without a fallback its requests are refused; a fallback itself only says so.
+    outside(api, {"targets": [target("outside", kind="external"), target("a")]}, FULL, most=2)
+    assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"][1] == (
+        "has as many requests as maxConcurrentRequests allows at 1 of 1 gateway: "
+        "its requests get 503 external_unavailable there"
+    )
+    outside(api, {"targets": [target("a")], "fallback": {"targets": [target("outside", kind="external")]}}, RESTS)
+    assert shares(explain(kubeconfig, "-o", "json"))["fallback chat/front/outside"] == (0.0, "rests at 1 of 1 gateway")
+
+
+def test_a_secret_that_was_not_read_yet_is_told_unless_a_gateway_has_the_key(kubeconfig: Path, api: CannedApi) -> None:
+    rule = {"targets": [target("outside", kind="external"), target("a")]}
+    pending = [{"name": "outside", "reason": "Pending", "message": "its Secret is not read yet"}]
+    outside(api, rule, {"state": "Unused", "reason": "no key"}, externalTargets=pending)
+    found = shares(explain(kubeconfig, "-o", "json"))
+    assert found["target chat/front/outside"] == (0.0, "Pending: its Secret is not read yet")
+    assert found["target chat/a"] == (100.0, None)
+    outside(api, rule, {"state": "NotAsked"}, externalTargets=pending)
+    assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"] == (50.0, None)
 
 
 def test_whose_limit_of_a_request_holds_at_each_target(kubeconfig: Path, api: CannedApi) -> None:
@@ -275,15 +350,6 @@ def test_a_rule_with_conditions_on_costs_says_where_they_have_no_effect(kubeconf
     api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = ROUTE | {"spec": {"rules": [rule]}}
     assert "Prices at gateways: unknown:" in explain(kubeconfig).output
 
-    system = "/api/v1/namespaces/shoal-system"
-    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
-    pod = {
-        "metadata": {"namespace": "shoal-system", "name": "shoal-gateway-0", "uid": "u", "labels": labels},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-    key = base64.b64encode(b"key").decode()
-    api.answers[f"{system}/secrets/shoal-key-logs"] = {"metadata": {"name": "shoal-key-logs"}, "data": {"key": key}}
-    api.answers[f"{system}/pods"] = listed(pod)
     known = [
         {"gateway": "shoal-gateway-0", "currency": "USD"},
         {"gateway": "shoal-gateway-1", "currency": "EUR", "unpriced": ["chat/b", "chat/elsewhere"]},
@@ -291,7 +357,7 @@ def test_a_rule_with_conditions_on_costs_says_where_they_have_no_effect(kubeconf
         {"gateway": "shoal-gateway-0", "route": "chat/other"},
     ]
     page = {"gateways": ["shoal-gateway-0"], "prices": [{"route": "chat/front"} | one for one in known]}
-    api.answers[f"{system}/pods/shoal-gateway-0:9090/proxy/v1/routestats"] = page
+    gateways_say(api, page)
     done = explain(kubeconfig)
     told = "goes to the first fallback that is cheaper for it and has a replica."
     assert done.output.splitlines()[-5:] == [

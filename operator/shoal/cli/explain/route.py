@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.api import reasons
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CustomResource
 from shoal.api.model import Model
 from shoal.api.modelroute import ExternalTargetStatus, ModelRoute
-from shoal.api.routestats import RoutePrices, RouteStatsPage
+from shoal.api.routestats import ExternalStats, RoutePrices, RouteStatsPage
 from shoal.api.tenant import Tenant, TenantLimits
 from shoal.cli.client import ServiceError, not_found
 from shoal.cli.output import console, emit
@@ -88,7 +89,7 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
         raise click.ClickException(f"the cluster cannot be read: {error}") from None
     headers = dict(_header(text) for text in question.headers)
     facts = RequestFacts(question.tenant or "", question.endpoint, headers, question.size)
-    found = explain_route(cluster.route, facts, lambda ref: _why_not(cluster, ref))
+    found = explain_route(cluster.route, facts, lambda ref: _why_not(cluster, ref), lambda ref: _pause_of(cluster, ref))
     rows = [
         {
             "rule": share.rule,
@@ -182,7 +183,12 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         if identity is not None and not identity.routes.covers(cluster.route.key):
             return f"Tenant {identity.tenant} does not grant the route in spec.routes"
         unused = {cluster.declared.external_key(one.name): one for one in _unused(cluster.declared) or ()}
-        return f"{unused[ref.key].reason}: {unused[ref.key].message}" if ref.key in unused else ""
+        if (missing := unused.get(ref.key)) is None:
+            return ""
+        # Until the operator has read its Secret, gateways know better whether they have its key.
+        if missing.reason == reasons.PENDING and any(one.state != "Unused" for one in _at_gateways(cluster, ref.key)):
+            return ""
+        return f"{missing.reason}: {missing.message}"
     one = cluster.models.get(ref.key) if ref.kind == "Model" else cluster.adapters.get(ref.key)
     if one is None:
         return "it does not exist"
@@ -198,6 +204,31 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         if unserved
         else f"Tenant {cluster.identity.tenant} may not use it"
     )
+
+
+def _at_gateways(cluster: _Cluster, target: str) -> list[ExternalStats]:
+    """What each gateway that answered knows of an external target."""
+    return [] if cluster.gateways is None else [one for one in cluster.gateways.externals if one.target == target]
+
+
+def _is_full(route: DeclaredRoute, stats: ExternalStats) -> bool:
+    """Whether an external target has as many requests of the gateway as `maxConcurrentRequests` allows."""
+    external = route.externals[stats.target].external
+    return external is not None and stats.running >= external.most
+
+
+def _pause_of(cluster: _Cluster, ref: TargetRef) -> str:
+    """At how many gateways an external target gets no requests now, and why; "": at none."""
+    if ref.kind != "External" or ref.key not in cluster.route.externals:
+        return ""
+    known = _at_gateways(cluster, ref.key)
+    resting = sum(one.rests for one in known)
+    full = sum(not one.rests and _is_full(cluster.route, one) for one in known)
+    of = f"of {len(known)} {'gateway' if len(known) == 1 else 'gateways'}"
+    parts = [f"rests at {resting} {of}"] if resting else []
+    if full:
+        parts.append(f"has as many requests as maxConcurrentRequests allows at {full} {of}")
+    return " and ".join(parts)
 
 
 def _limits(cluster: _Cluster, ref: TargetRef) -> EffectiveLimits:
@@ -235,6 +266,7 @@ def _print_externals(route: DeclaredRoute, page: RouteStatsPage, out: Console) -
     for one in page.externals:
         if one.target in route.externals:
             state = f"{one.state}, rests" if one.rests else one.state
+            state += ", full" if _is_full(route, one) else ""
             ago = "" if one.seconds_ago is None else f"{one.seconds_ago:.0f} s ago"
             last = f"{one.reason} {ago}".strip() if one.reason else ago
             table.add_row(one.target, one.gateway, state, escape(last))

@@ -22,7 +22,7 @@ class TargetShare(NamedTuple):
     """Of the requests that the rule is for. Of a fallback 0, unless none of the rule's `targets` can be used. Of a
     mirror, those that are copied."""
     note: str
-    """Why it gets nothing, or, of a canary, all; "": it gets its share."""
+    """Why it gets nothing, or, of a canary, all; or at which gateways it gets nothing now. "": it gets its share."""
 
 
 class RouteExplanation(NamedTuple):
@@ -68,13 +68,23 @@ def effective_limits(target: ServedModel | None) -> EffectiveLimits:
     )
 
 
-def explain_route(route: DeclaredRoute, facts: RequestFacts, why_not: Callable[[TargetRef], str]) -> RouteExplanation:
-    """`why_not`: why a target cannot be used by the tenant; "": it can."""
+def explain_route(
+    route: DeclaredRoute,
+    facts: RequestFacts,
+    why_not: Callable[[TargetRef], str],
+    pause_of: Callable[[TargetRef], str] = lambda ref: "",
+) -> RouteExplanation:
+    """`why_not`: why a target cannot be used by the tenant; "": it can. `pause_of`: at which gateways a target that can
+    be used gets no requests now, and why; "": at none. A pause changes the notes, not the shares."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
     if rule is None:
         return RouteExplanation(None, ())
     targets = frozenset(ref.key for ref in rule.destinations())
-    return RouteExplanation(rule.name, _shares(rule, why_not), rule.cost, targets)
+    shares = _shares(rule, why_not)
+    noted = tuple(
+        share._replace(note=_with_pause(shares, number, pause_of(share.ref))) for number, share in enumerate(shares)
+    )
+    return RouteExplanation(rule.name, noted, rule.cost, targets)
 
 
 def unreached(route: DeclaredRoute) -> str:
@@ -132,3 +142,21 @@ def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[Ta
         note = why_not(rule.mirror)
         found.append(TargetShare(rule.name, "mirror", rule.mirror, 0.0 if note else float(rule.mirror_percent), note))
     return tuple(found)
+
+
+def _with_pause(shares: tuple[TargetShare, ...], number: int, pause: str) -> str:
+    """The note of a share, with what becomes of its requests where its target gets none now."""
+    share = shares[number]
+    if not pause or not (share.percent or (share.role == "fallback" and not share.note)):
+        return share.note
+    # What comes later may take over: a canary's share its targets, every share the fallbacks.
+    later = [one.role for one in shares[number + 1 :] if not one.note]
+    if not share.percent:
+        text = pause
+    elif share.role == "canary" and "target" in later:
+        text = f"{pause}: targets get its share there"
+    elif "fallback" in later:
+        text = f"{pause}: a fallback gets its share there"
+    else:
+        text = f"{pause}: its requests get 503 external_unavailable there"
+    return f"{share.note}; {text}" if share.note else text
