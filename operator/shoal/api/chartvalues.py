@@ -469,8 +469,9 @@ class RoleValues(Section):
     """Namespaces with a ServiceAccount `shoal-viewer`. Users bound to the ClusterRole `shoal-viewer` there see
     that namespace in `kubectl shoal top`, `why`, `adapters` and `usage`. The namespaces must exist."""
     reach_groups: tuple[str, ...] = ()
-    """Groups that may call ledger and operator through the API server's proxy, such as `system:authenticated`; both
-    answer only those who have a role. Needed by people who see single namespaces."""
+    """Groups that may call the ledger, the operator and the gateways' ports for operations through the API server's
+    proxy, such as `system:authenticated`; all of them answer only those who have a role. Needed by people who see
+    single namespaces."""
 
 
 class Rbac(Section):

@@ -414,7 +414,8 @@ class ModelSpec(Object):
     engine: Engine = Engine()
     """The engine and its arguments."""
     variants: Annotated[tuple[Variant, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
-    """GPU classes to use, cheapest first. Default: every class on which the Model fits."""
+    """GPU classes to use. The operator tries the cheapest first, in whatever order they are listed. Default: every
+    class on which the Model fits."""
     priority: Annotated[int, Field(ge=-1000, le=1000), K8s(default_in_code=True)] = 0
     """Priority of the Model when GPUs are short. A higher number wins. Default: 0."""
     scaling: Scaling = Scaling()

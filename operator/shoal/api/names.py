@@ -130,6 +130,8 @@ AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name, not a secret
 """Secret in Shoal's namespace with the authority of all certificates, made and read by the operator only."""
 LEASE_NAME: Final = "shoal-operator"
 DECISIONS_ACCOUNT: Final = "shoal-decisions"
+"""ServiceAccount in Shoal's namespace that may only read the operator's decisions. The command line requests a token
+for it from the API server."""
 REACH_ROLE: Final = "shoal-reach"
 """Role in Shoal's namespace for people who see one namespace only: it lets them call the Services below through the API
 server's proxy, and grants nothing that those would answer."""
@@ -137,8 +139,6 @@ LEDGER_SERVICE: Final = "shoal-ledger"
 OPERATOR_SERVICE: Final = "shoal-operator"
 GATEWAY_OPS_SERVICE: Final = "shoal-gateway-pods"
 PRICES_CONFIG_MAP: Final = "shoal-prices"
-"""ServiceAccount in Shoal's namespace that may only read the operator's decisions. The command line requests a token
-for it from the API server."""
 SCALER_SERVICE: Final = "shoal-scaler"
 """Service without a selector in Shoal's namespace. The leading operator writes its own address into the EndpointSlice
 of the same name."""
