@@ -11,6 +11,8 @@ from shoal.kube.errors import APIServerUnavailable, Forbidden
 from shoal.kube.podtokens import POD_NAME
 
 HOME = "shoal-system"
+KUBERNETES = "https://kubernetes.default.svc"
+"""The audience of the API server itself."""
 
 
 def user_of(account: str, namespace: str = HOME) -> str:
@@ -26,6 +28,8 @@ class RoleReviews:
         self.away = False
         self.forbids = False
         """Whether the service itself may not ask."""
+        self.paths: dict[str, set[str]] = {}
+        """What users may `get` as a non-resource URL."""
         self._users: dict[str, tuple[str, float, dict[str, Any]]] = {}
         self._bound: list[tuple[str, str, str, str]] = [(user_of(role), role, "", "") for role in rights.ROLES]
 
@@ -68,9 +72,11 @@ class RoleReviews:
         spec = review["spec"]
         if resource.plural == "tokenreviews":
             audience, expires, user = self._users.get(spec["token"], ("", 0.0, {}))
-            if audience not in spec.get("audiences", ["https://kubernetes.default.svc"]) or expires < time.time():
+            if audience not in spec.get("audiences", [KUBERNETES]) or expires < time.time():
                 return {"status": {"authenticated": False, "error": "no"}}
             return {"status": {"authenticated": True, "user": user, "audiences": [audience]}}
+        if "nonResourceAttributes" in spec:
+            return {"status": {"allowed": spec["nonResourceAttributes"]["path"] in self.paths.get(spec["user"], ())}}
         asked = spec["resourceAttributes"]
         assert asked["group"] == GROUP
         return {"status": {"allowed": any(self._grants(each, spec["user"], asked) for each in self._bound)}}

@@ -20,6 +20,10 @@ LONGEST_NAME: Final = 253
 """Of a namespace or a tenant; no name in Kubernetes is longer."""
 CLOCKS_DIFFER_SECONDS: Final = 60.0
 """A token is refused as expired by its own word only when it has been for so long."""
+LONGEST_LIFE_SECONDS: Final = 3600.0
+"""Of an accepted token, from when it was made until it expires. Commands ask for ten minutes, docs/roles.md for an
+hour. API servers make longer than asked only tokens of pods for their own audience."""
+_LIFE_SLACK_SECONDS: Final = 60.0
 _ACCOUNT: Final = "system:serviceaccount:"
 
 
@@ -70,7 +74,21 @@ def unfit(token: str, audience: str, now: float) -> str | None:
         return f"the token is for another audience ({of}), and must be for {audience}"
     if claims.expires is not None and claims.expires + CLOCKS_DIFFER_SECONDS < now:
         return "the token has expired: get another one"
-    return None
+    return too_long(claims)
+
+
+def too_long(claims: Claims) -> str | None:
+    """Why a token is not accepted for the time that it is valid: who was allowed to get it may no longer be. None: it
+    is short enough."""
+    get = "get one with kubectl create token --duration 10m, or by a projection with expirationSeconds of at most 3600"
+    if claims.made is None or claims.expires is None:
+        return f"the token does not say when it was made and when it expires (iat, exp): {get}"
+    seconds = claims.expires - claims.made
+    if seconds <= LONGEST_LIFE_SECONDS + _LIFE_SLACK_SECONDS:
+        return None
+    return (
+        f"the token is valid for {seconds:,.0f} s, and one for at most {LONGEST_LIFE_SECONDS:,.0f} s is accepted: {get}"
+    )
 
 
 def seconds_left(token: str, now: float) -> float:

@@ -21,7 +21,7 @@ from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.core.callers import LONGEST_TOKEN
+from shoal.core.callers import LONGEST_TOKEN, read_claims, too_long
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import Resource
@@ -206,12 +206,24 @@ def access_spec(user: JsonObject) -> JsonObject:
 
 
 class Access(TokenReviews[str]):
-    """Access of callers to one process: `check` returns whether the owner of a token may `get` a path."""
+    """Access of callers to one process: `check` returns whether the owner of a token may `get` a path.
+
+    People get tokens of the ServiceAccount DECISIONS_ACCOUNT: those have to be short, because the right to get one may
+    be taken away. A program's token may be long: its rights are those of its own account."""
 
     async def _review(self, token: str, about: str) -> AccessVerdict:
         if (user := await self._user(token)) is None:
             return BAD_TOKEN
+        if _shared(str(user["username"])):
+            claims = read_claims(token)
+            if (why := BAD_TOKEN.message if claims is None else too_long(claims)) is not None:
+                return AccessVerdict(401, why)
         spec = access_spec(user) | {"nonResourceAttributes": {"path": about, "verb": "get"}}
         if (await self._status(ACCESSREVIEWS, spec)).get("allowed") is True:
             return ALLOWED
         return AccessVerdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")
+
+
+def _shared(username: str) -> bool:
+    """Whether people get tokens of this user."""
+    return username.startswith("system:serviceaccount:") and username.endswith(f":{names.DECISIONS_ACCOUNT}")

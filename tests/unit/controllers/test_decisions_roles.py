@@ -12,7 +12,7 @@ from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
 from shoal.net.pages import TokenGuard, denial_response
 from shoal.net.shell import Shell
-from tests.support.rolereviews import RoleReviews
+from tests.support.rolereviews import KUBERNETES, RoleReviews, user_of
 from tests.support.shells import Answer, call
 from tests.unit.controllers.test_decisions_served import FakeHistory
 
@@ -35,6 +35,13 @@ class Asked:
         **more: Any,
     ) -> str:
         return self.server.issue(account, namespace, audience=audience, **more)
+
+    def decisions_token(
+        self, account: str = names.DECISIONS_ACCOUNT, namespace: str = "shoal-system", seconds: float = 600
+    ) -> str:
+        """For the API server itself, of an account with the ClusterRole shoal-decisions-reader."""
+        self.server.paths[user_of(account, namespace)] = {names.DECISIONS_PATH, names.ADAPTERS_PATH}
+        return self.server.issue(account, namespace, audience=KUBERNETES, seconds=seconds)
 
     async def get(self, token: str, path: str = names.DECISIONS_PATH) -> Answer:
         path, _, query = path.partition("?")
@@ -86,11 +93,23 @@ async def test_other_roles_and_tokens_for_others_see_nothing(asked: Asked) -> No
     assert (await asked.get(asked.token("shoal-gateway", pod="shoal-gateway-0"))).status == 403
     for audience in (rights.LEDGER_AUDIENCE, rights.GATEWAY_AUDIENCE, names.LEDGER_AUDIENCE):
         assert (await asked.get(asked.token(audience=audience))).status == 401
-    expired = asked.token(seconds=-3600)
-    assert (await asked.get(expired)).status == 401
+    for seconds in (-3600, 8760 * 3600):
+        assert (await asked.get(asked.token(seconds=seconds))).status == 401
     for nothing in ("", "sk-acme-key", "x" * 20_000):
         assert (await asked.get(nothing)).status == 401
 
 
 async def test_a_role_opens_no_metrics(asked: Asked) -> None:
     assert (await asked.get(asked.token(), "/metrics")).status == 401
+
+
+async def test_a_token_of_the_role_shoal_decisions_ends_soon(asked: Asked) -> None:
+    assert models(await asked.get(asked.decisions_token())) == ["chat/a", "code/b"]
+    answer = await asked.get(asked.decisions_token(seconds=8760 * 3600))
+    assert (answer.status, "kubectl create token --duration 10m" in answer.body.decode()) == (401, True)
+
+
+async def test_the_own_token_of_a_program_may_be_long(asked: Asked) -> None:
+    """API servers make the token of a pod valid for a year; its rights end with the binding of its account."""
+    token = asked.decisions_token("dashboard", "monitoring", seconds=8760 * 3600)
+    assert models(await asked.get(token)) == ["chat/a", "code/b"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.api import rights
+from shoal.cli.roletokens import TOKEN_SECONDS
 from shoal.core.callers import CallerReview, decide, question, read_claims, seconds_left, unfit
 
 AUDIENCE = rights.LEDGER_AUDIENCE
@@ -102,6 +103,13 @@ def test_a_refusal_names_the_role_and_the_command(asked: Any, user: str, told: s
         (jwt(exp=NOW + 60), "another audience (none)"),
         (jwt(aud={"a": 1}), "another audience (none)"),
         (jwt(aud=[AUDIENCE], exp=NOW - 61), "the token has expired"),
+        (jwt(aud=[AUDIENCE], iat=NOW, exp=NOW + 8760 * 3600), "valid for 31,536,000 s, and one for at most 3,600 s"),
+        (jwt(aud=[AUDIENCE], iat=NOW - 86_000, exp=NOW + 400), "valid for 86,400 s"),
+        (jwt(aud=[AUDIENCE], iat=NOW, exp=NOW + 3661), "kubectl create token --duration 10m"),
+        (jwt(aud=[AUDIENCE], exp=NOW + 600), "does not say when it was made and when it expires"),
+        (jwt(aud=[AUDIENCE], iat=NOW), "does not say when it was made and when it expires"),
+        (jwt(aud=[AUDIENCE]), "does not say when it was made and when it expires"),
+        (jwt(aud=[AUDIENCE], iat="1", exp=NOW + 600), "does not say when it was made and when it expires"),
     ],
 )
 def test_a_token_that_proves_nothing_is_refused_before_the_api_server_is_asked(token: str, why: str) -> None:
@@ -111,8 +119,18 @@ def test_a_token_that_proves_nothing_is_refused_before_the_api_server_is_asked(t
 
 
 def test_a_token_for_the_audience_is_asked_about_also_where_clocks_differ_a_little() -> None:
-    for token in (jwt(aud=AUDIENCE, exp=NOW + 1), jwt(aud=["x", AUDIENCE], exp=NOW - 59), jwt(aud=[AUDIENCE])):
+    for token in (jwt(aud=AUDIENCE, iat=NOW - 599, exp=NOW + 1), jwt(aud=["x", AUDIENCE], iat=NOW - 659, exp=NOW - 59)):
         assert unfit(token, AUDIENCE, NOW) is None
+
+
+def test_what_commands_and_the_docs_ask_for_is_not_too_long() -> None:
+    seconds = (
+        TOKEN_SECONDS,
+        3600,  # `kubectl create token` without a duration, and docs/roles.md for programs
+        3607,  # what a kubelet asks for a pod's own token, which API servers make longer for their own audience only
+    )
+    for each in seconds:
+        assert unfit(jwt(aud=[AUDIENCE], iat=NOW, exp=NOW + each), AUDIENCE, NOW) is None
 
 
 def test_what_a_token_says_of_its_end_bounds_what_is_kept_of_it() -> None:

@@ -135,6 +135,7 @@ async def test_tokens_that_are_not_for_queries_open_nothing(desk: Desk) -> None:
         server.issue(rights.BILLING, audience=rights.OPERATOR_AUDIENCE),
         server.issue("shoal-gateway", audience=names.LEDGER_AUDIENCE, pod="shoal-gateway-0"),
         server.issue(rights.BILLING, seconds=-3600),
+        server.issue(rights.BILLING, seconds=8760 * 3600),  # kubectl create token shoal-billing --duration 8760h
     ):
         assert (await desk.get(token)).status == 401
     assert server.asked == [], "a token that says so itself is not sent on"
