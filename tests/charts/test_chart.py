@@ -186,12 +186,15 @@ def test_pages_are_for_those_whose_token_may_read_them_or_behind_the_network() -
     (endpoint,) = one(agents, "PodMonitor", "shoal-engines")["spec"]["podMetricsEndpoints"]
     assert not {"bearerTokenFile", "authorization", "bearerTokenSecret"} & set(endpoint)
 
-    # The wall switched off: then the network is the wall, and no scraper is named here.
-    off = rendered({"metrics": {"auth": {"enabled": False}}})
+    # The wall switched off: then the network is the wall of metrics, and no scraper is named here.
+    off = rendered({"metrics": {"auth": {"enabled": False}}, "rbac": {"roles": {"enabled": False}}})
     assert not config(off).metrics_auth
-    assert not [
-        o for o in off if o["metadata"]["name"] in ("shoal-access", "shoal-metrics-reader", "shoal-decisions-reader")
-    ]
+    assert not [o for o in off if o["metadata"]["name"] == "shoal-metrics-reader"]
+    # The operator goes on to ask who may see decisions, and `kubectl shoal top` to get a token for them.
+    (operator,) = one(off, "ClusterRoleBinding", "shoal-access")["subjects"]
+    assert operator["name"] == "shoal-operator"
+    (reader,) = one(off, "ClusterRoleBinding", "shoal-decisions-reader")["subjects"]
+    assert one(off, "ServiceAccount", "shoal-decisions")["metadata"]["name"] == reader["name"]
     for component in ("operator", "gateway", "ledger", "cache"):
         rules = one(off, "NetworkPolicy", f"shoal-{component}")["spec"]["ingress"]
         (ops,) = [rule for rule in rules if rule["ports"][0]["port"] == names.OPS_PORT]

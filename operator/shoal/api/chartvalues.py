@@ -442,10 +442,10 @@ class Scope(Section):
 
 class MetricsAuth(Section):
     enabled: bool = True
-    """Restricts the metrics of operator, gateway, ledger and node cache, and the operator's decisions, to callers whose
-    Kubernetes token is allowed to `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Turn it
-    off where a mesh does this; then only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces`
-    reach them."""
+    """Restricts the metrics of operator, gateway, ledger and node cache to callers whose Kubernetes token is allowed to
+    `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Turn it off where a mesh does this; then
+    only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces` reach the ports of metrics. The
+    operator's decisions need a token in any case."""
     readers: tuple[ReaderValues, ...] = ()
     """ServiceAccounts that may read the metrics, such as that of Prometheus: `{name: ..., namespace: ...}`."""
 

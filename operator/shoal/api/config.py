@@ -388,8 +388,8 @@ class OperatorConfig(_Section):
     scope_namespaces: tuple[str, ...] = ()
     """Namespaces that Shoal reads and writes, including its own; empty: all."""
     metrics_auth: bool = False
-    """Restricts the operator's endpoints (/metrics, /v1/decisions, /v1/adapters) to callers whose Kubernetes token is
-    allowed to `get` them."""
+    """Restricts the operator's /metrics to callers whose Kubernetes token is allowed to `get` it. /v1/decisions and
+    /v1/adapters always need such a token, or one of a role."""
     role_tokens: bool = False
     """Whether /v1/decisions and /v1/adapters also answer people with a token of a role (docs/roles.md)."""
     transport: TransportConfig = TransportConfig()

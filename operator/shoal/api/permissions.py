@@ -173,7 +173,7 @@ ACCESS: Final = (
     Permission("authenticate callers of /metrics", "authentication.k8s.io", ("tokenreviews",), ("create",)),
     Permission("authorize callers of /metrics", "authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
 )
-"""Operator, gateway, ledger and node cache, in the whole cluster, unless `metrics.auth` is off."""
+"""The operator, in the whole cluster, and, unless `metrics.auth` is off, gateway, ledger and node cache."""
 SENDERS: Final = (
     Permission("verify which pod sends usage records", "authentication.k8s.io", ("tokenreviews",), ("create",)),
 )

@@ -87,7 +87,7 @@ class OperatorClient(ServiceClient):
         if self._key is None:
             try:
                 self._key = await self._api().token(names.DECISIONS_ACCOUNT, self._namespace, seconds=TOKEN_SECONDS)
-            except NotFound:  # an installation without this account accepts calls without a token
+            except NotFound:  # an older chart with metrics.auth off has no such account, and its operator asks for none
                 self._key = ""
             except Forbidden as error:
                 raise self._missing_right(error) from None

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from starlette.responses import Response
 
 from shoal.api.rights import Right
-from shoal.kube.access import Access, token_of
+from shoal.kube.access import NO_TOKEN, Access, token_of
 from shoal.kube.callers import Callers
 from shoal.net.errors import Problem
 from shoal.net.shell import ANY, Shell, ShellRequest, Unrouted, answer_json
@@ -25,11 +25,12 @@ Causes = Callable[[], Mapping[str, str]]
 
 
 class TokenGuard:
-    """Lets callers through whose token may `get` the path, and all where `access` is None. The paths of probes are
-    open. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is needed.
+    """Lets callers through whose token may `get` the path. The paths of probes are open, and METRICS too where
+    `open_metrics` is set or `access` is None. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is
+    needed.
 
     A token for the audience of `callers` is asked for its right to this page (`rights`), of the namespace that the path
-    or the query names, or of all.
+    or the query names, or of all. Without `access`, such a token alone opens a page.
     """
 
     def __init__(
@@ -37,10 +38,13 @@ class TokenGuard:
         access: Access | None,
         callers: Callers | None = None,
         rights: Mapping[tuple[str, str], Right] = MappingProxyType({}),
+        *,
+        open_metrics: bool = False,
     ) -> None:
         self._access = access
         self._callers = callers
         self._rights = rights
+        self._open_metrics = open_metrics or access is None
 
     async def __call__(self, request: ShellRequest) -> None:
         path: str = request.scope["path"]
@@ -49,7 +53,7 @@ class TokenGuard:
         page = "/".join(path.split("/")[:3])
         right = self._rights.get(("GET", page))
         callers, token = self._callers, token_of(request.headers)
-        if self._access is None or callers is None or right is None or not callers.meant(token):
+        if callers is None or right is None or not callers.meant(token):
             await self.check(request, page)
             return
         named = path.split("/")[3:4]
@@ -60,15 +64,15 @@ class TokenGuard:
 
     async def check(self, request: ShellRequest, page: str = METRICS) -> None:
         """Raises Problem where the caller may not read this page."""
-        if self._access is None:
+        if page == METRICS and self._open_metrics:
             return
-        verdict = await self._access.check(token_of(request.headers), page)
+        verdict = NO_TOKEN if self._access is None else await self._access.check(token_of(request.headers), page)
         if not verdict.allowed:
             raise Problem(verdict.status, verdict.message, verdict.headers)
 
     async def may_know(self, request: ShellRequest) -> bool:
         """Whether the caller may know causes."""
-        if self._access is None:
+        if self._access is None or self._open_metrics:
             return True
         token = token_of(request.headers)
         return bool(token) and (await self._access.check(token, METRICS)).allowed

@@ -33,10 +33,12 @@ from shoal.runtime.scaler import ScalerPlace
 log = structlog.get_logger()
 
 
-def operator_ops(operator: OperatorProcess, access: Access | None = None, callers: Callers | None = None) -> Shell:
-    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`, or `callers`
-    for people with a role."""
-    guard = TokenGuard(access, callers, rights.OPERATOR)
+def operator_ops(
+    operator: OperatorProcess, access: Access, callers: Callers | None, *, open_metrics: bool = False
+) -> Shell:
+    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters. The last two ask `access`, or `callers` for people with
+    a role; so does /metrics, unless `open_metrics`."""
+    guard = TokenGuard(access, callers, rights.OPERATOR, open_metrics=open_metrics)
     shell = Shell("the operator", wording=denial_response, guard=guard)
 
     async def answer(request: ShellRequest, problems: list[str]) -> Response:
@@ -95,11 +97,9 @@ async def serve(
         traces = trace.from_environment("shoal-operator", prometheus_client.REGISTRY)
         if traces is not None:
             operator.trace(traces.tracer)
-        access = Access(client) if config.metrics_auth else None
         callers = Callers(client, rights.OPERATOR_AUDIENCE) if config.role_tokens else None
-        ops = make_server(
-            operator_ops(operator, access, callers), host=host, port=port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1
-        )
+        pages = operator_ops(operator, Access(client), callers, open_metrics=not config.metrics_auth)
+        ops = make_server(pages, host=host, port=port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1)
         try:
             async with serving(ops):
                 log.info(

@@ -4,14 +4,15 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from starlette.responses import PlainTextResponse, Response
 
 from shoal.api import names, rights
 from shoal.controllers.scaling.serve import add_routes
 from shoal.kube.access import Access
 from shoal.kube.callers import Callers
 from shoal.kube.client import KubeClient
-from shoal.net.pages import TokenGuard, denial_response
-from shoal.net.shell import Shell
+from shoal.net.pages import METRICS, TokenGuard, denial_response
+from shoal.net.shell import GET, Shell, ShellRequest
 from tests.support.rolereviews import KUBERNETES, RoleReviews, user_of
 from tests.support.shells import Answer, call
 from tests.unit.controllers.test_decisions_served import FakeHistory
@@ -20,12 +21,16 @@ from tests.unit.controllers.test_decisions_served import FakeHistory
 class Asked:
     """The operator's pages, and the API server that it asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, roles: bool = True, open_metrics: bool = False) -> None:
         self.server = RoleReviews()
         client = cast(KubeClient, self.server)
-        guard = TokenGuard(Access(client), Callers(client, rights.OPERATOR_AUDIENCE), rights.OPERATOR)
+        callers = Callers(client, rights.OPERATOR_AUDIENCE) if roles else None
+        self.serve(TokenGuard(Access(client), callers, rights.OPERATOR, open_metrics=open_metrics))
+
+    def serve(self, guard: TokenGuard) -> None:
         self.shell = Shell("the operator", wording=denial_response, guard=guard)
         add_routes(self.shell, FakeHistory(), operator="op-1", leads=lambda: True, leader=lambda: "op-1")
+        self.shell.route(GET, METRICS, metrics)
 
     def token(
         self,
@@ -46,6 +51,10 @@ class Asked:
     async def get(self, token: str, path: str = names.DECISIONS_PATH) -> Answer:
         path, _, query = path.partition("?")
         return await call(self.shell, path, query=query.encode(), x_shoal_key=token)
+
+
+async def metrics(_: ShellRequest) -> Response:
+    return PlainTextResponse("shoal_leading 1")
 
 
 @pytest.fixture
@@ -113,3 +122,30 @@ async def test_the_own_token_of_a_program_may_be_long(asked: Asked) -> None:
     """API servers make the token of a pod valid for a year; its rights end with the binding of its account."""
     token = asked.decisions_token("dashboard", "monitoring", seconds=8760 * 3600)
     assert models(await asked.get(token)) == ["chat/a", "code/b"]
+
+
+@pytest.mark.parametrize("roles", [True, False])
+async def test_with_open_metrics_the_other_pages_still_need_a_token(roles: bool) -> None:
+    asked = Asked(roles=roles, open_metrics=True)
+    assert (await asked.get("", "/metrics")).status == 200
+    for path in ("/v1/decisions", "/v1/decisions/chat/a", "/v1/adapters", "/v1/nothing", "/metrics/", "//metrics"):
+        for token in ("", "sk-acme-key", asked.token(rights.BILLING), asked.token(seconds=8760 * 3600)):
+            assert (await asked.get(token, path)).status in (401, 403), path
+    if roles:
+        assert models(await asked.get(asked.token())) == ["chat/a", "code/b"]
+        asked.server.bind("shoal-viewer", "chat", rights.VIEWER, namespace="chat")
+        team = asked.token("shoal-viewer", "chat")
+        assert (await asked.get(team)).status == 403
+        assert models(await asked.get(team, "/v1/decisions?namespace=chat")) == ["chat/a"]
+    # The token of the Role shoal-decisions: `kubectl shoal top` without a role.
+    assert models(await asked.get(asked.decisions_token())) == ["chat/a", "code/b"]
+
+
+async def test_where_nobody_judges_tokens_of_the_api_server_metrics_alone_are_open(asked: Asked) -> None:
+    for callers in (Callers(cast(KubeClient, asked.server), rights.OPERATOR_AUDIENCE), None):
+        asked.serve(TokenGuard(None, callers, rights.OPERATOR))
+        assert (await asked.get("", "/metrics")).status == 200
+        for path in ("/v1/decisions", "/v1/decisions/chat/a", "/v1/adapters"):
+            for token in ("", asked.token(rights.BILLING), asked.decisions_token()):
+                assert (await asked.get(token, path)).status in (401, 403), path
+        assert (await asked.get(asked.token())).status == (401 if callers is None else 200)

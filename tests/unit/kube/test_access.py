@@ -171,9 +171,11 @@ async def test_with_the_wall_down_everybody_reads_them() -> None:
 
 
 @pytest.mark.parametrize("walled", [True, False])
-async def test_an_operators_pages_are_behind_the_same_doors(doors: Access, judge: Judge, walled: bool) -> None:
+async def test_an_operators_pages_need_a_token_and_only_metrics_can_be_open(
+    doors: Access, judge: Judge, walled: bool
+) -> None:
     judge.rights["reader"] = {"/v1/decisions"}
-    guard = TokenGuard(doors if walled else None)
+    guard = TokenGuard(doors, open_metrics=not walled)
     shell = Shell("the operator", wording=denial_response, guard=guard)
 
     async def told(_: ShellRequest) -> Response:
@@ -190,14 +192,14 @@ async def test_an_operators_pages_are_behind_the_same_doors(doors: Access, judge
         answer = await call(shell, path, x_shoal_key=token)
         return answer.status, answer.body.decode()
 
-    assert (await get("/v1/decisions/a/b"))[0] == (401 if walled else 200)
-    assert (await get("/v1/decisions/a/b", "prometheus-token"))[0] == (403 if walled else 200)
+    assert (await get("/v1/decisions/a/b"))[0] == 401
+    assert (await get("/v1/decisions/a/b", "prometheus-token"))[0] == 403
     assert (await get("/v1/decisions/a/b", "reader-token"))[0] == 200
     assert (await get("/metrics", "reader-token"))[0] == (403 if walled else 200)
     assert await get("/readyz") == (200, "not ok" if walled else "why")
     assert await get("/readyz", "prometheus-token") == (200, "why")
     # Strangers do not learn which paths there are.
-    assert (await get("/v1/nothing"))[0] == (401 if walled else 404)
+    assert (await get("/v1/nothing"))[0] == 401
     refused = await call(shell, "/metrics", x_shoal_key="stranger-token")
     if walled:
         assert orjson.loads(refused.body) == {
