@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from shoal.api.meta import JsonObject
-from shoal.core.callers import read_claims
+from shoal.core.callers import read_claims, too_long
 from shoal.kube.access import FRESH_SECONDS, AccessVerdict, TokenReviews
 from shoal.kube.client import KubeClient
 
@@ -51,6 +51,9 @@ class PodTokens(TokenReviews[str]):
         pods = cast("list[str]", extra.get(POD_NAME) or [])
         if len(pods) != 1 or not pods[0]:
             return AccessVerdict(403, "the token is bound to no pod: it must be one that the kubelet projects")
+        claims = read_claims(token)
+        if claims is None or too_long(claims) is not None:
+            return AccessVerdict(403, "the pod's token is valid for more than an hour: it must be projected for an hour")
         return AccessVerdict(200, pod=pods[0])
 
     def _no_token(self) -> AccessVerdict:
