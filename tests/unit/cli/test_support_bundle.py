@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from shoal.cli.main import main
 from shoal.cli.support.clean import clean, clean_text
 from tests.support.cannedapi import CannedApi
+from tests.support.secretforms import KEYS, PLACES
+from tests.support.secretforms import SECRET as PLACED
 
 SYSTEM = "/api/v1/namespaces/shoal-system"
 SHOAL = "/apis/shoal.dev/v1alpha1"
@@ -86,6 +88,68 @@ def test_objects_and_logs_are_in_it_and_no_secret_is(api: CannedApi, tmp_path: P
     assert "HTTPS_PROXY" in everything, "which variables are set is no secret"
     assert "/secrets" not in " ".join(api.asked)
     assert "Not in it: Secrets" in found["README.txt"]
+
+
+@pytest.mark.parametrize("form", ["{}", "used {}, then it failed", r'{{"msg": "keys:\n{}\n"}}', "https://x/y?k={}&z=1"])
+def test_no_form_of_a_key_is_left_in_a_bundle(form: str, api: CannedApi, tmp_path: Path) -> None:
+    api.answers[f"{SYSTEM}/pods/shoal-operator-1/log"] = "\n".join(form.format(key) for key in KEYS)
+    model = {
+        "metadata": {"name": "llama", "namespace": "chat", "annotations": {"note": form.format(" ".join(KEYS))}},
+        "spec": {"engine": {"extraArgs": [form.format(key) for key in KEYS]}},
+    }
+    api.answers[f"{SHOAL}/models"] = listed(model)
+    run(api, tmp_path)
+    found = files(tmp_path)
+    for text in (found["logs/shoal-system/shoal-operator-1/operator.log"], found["models/models.yaml"]):
+        assert [key for key in KEYS if key[-10:] in text] == []
+        assert text.count("(removed)") >= len(KEYS)
+
+
+@pytest.mark.parametrize("text", [*PLACES, f"pass: {PLACED}", f"DB_PASS={PLACED}", f"dbPass={PLACED}"])
+def test_no_secret_is_left_in_a_bundle_where_one_stands(text: str, api: CannedApi, tmp_path: Path) -> None:
+    api.answers[f"{SYSTEM}/pods/shoal-operator-1/log"] = f"began {text}\nready\n"
+    model = {"metadata": {"name": "llama", "namespace": "chat"}, "spec": {"engine": {"extraArgs": [text]}}}
+    api.answers[f"{SHOAL}/models"] = listed(model)
+    run(api, tmp_path)
+    found = files(tmp_path)
+    assert PLACED not in "\n".join(found.values())
+    assert found["logs/shoal-system/shoal-operator-1/operator.log"].endswith("\nready\n")
+
+
+def test_of_tenants_only_what_an_issue_needs_is_in_it(api: CannedApi, tmp_path: Path) -> None:
+    spec = {
+        "externalID": "cus_9s6XKzkNRiz8i3",
+        "plan": "gold",
+        "keys": [{"name": "prod", "sha256": HASH}],
+        "logging": {"mode": "Full", "redact": [{"name": "project", "pattern": "Bluebird"}, {"builtin": "Email"}]},
+    }
+    annotations = {"crm/contact": "Ada Lovelace", "kapp.k14s.io/original": json.dumps(spec), "shoal.dev/note": "kept"}
+    labels = {"industry": "aviation", "app.kubernetes.io/managed-by": "Helm"}
+    metadata = {"name": "acme", "annotations": annotations, "labels": labels}
+    api.answers[f"{SHOAL}/tenants"] = listed({"metadata": metadata, "spec": spec})
+    run(api, tmp_path)
+    found = files(tmp_path)
+    (tenant,) = yaml.safe_load(found["cluster/tenants.yaml"])["items"]
+    assert tenant == {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {
+            "name": "acme",
+            "annotations": {
+                "crm/contact": "(removed)", "kapp.k14s.io/original": "(removed)", "shoal.dev/note": "kept"
+            },
+            "labels": {"industry": "(removed)", "app.kubernetes.io/managed-by": "Helm"},
+        },
+        "spec": {
+            "externalID": "(removed)",
+            "plan": "gold",
+            "keys": [{"name": "prod", "sha256": "(removed)"}],
+            "logging": {"mode": "Full", "redact": [{"name": "project", "pattern": "(removed)"}, {"builtin": "Email"}]},
+        },
+    }  # fmt: skip
+    told = " ".join(found["README.txt"].split())
+    assert "of Tenants `externalID`, patterns of redaction rules, and values of labels and annotations" in told
+    assert "Tenants' plans, limits, budgets and grants are in it" in told
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(api: CannedApi, tmp_path: Path) -> None:
@@ -235,6 +299,15 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ('{"password": "hunter2", "tokens": 5}', '{"password": "(removed)", "tokens": 5}'),
         ("Authorization: Bearer abc.def", "Authorization: Bearer (removed)"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "(removed)"),
+        ("AIzaSyA0123456789abcdef nvapi-abcdefghijklmnop", "AIza(removed) nvapi-(removed)"),
+        ("gsk_abcdefghijklmnop npm_0123456789abcdef", "gsk_(removed) npm_(removed)"),
+        ("hvs.CAESIabcdefghijkl ya29.a0AfH6SMBabcdefgh", "hvs.(removed) ya29.(removed)"),
+        ("GOCSPX-abcdefghijklmnop glsa_abcdefghijklmnop_1", "GOCSPX-(removed) glsa_(removed)"),
+        ("pypi-AgEIcHlwaS5vcmcC SG.abcdefghijklmnop.abc", "pypi-(removed) SG.(removed)"),
+        ("sk_live_0123456789abcdef rk_live_0123456789abcdef", "sk_live_(removed) rk_live_(removed)"),
+        ("ABIAABCDEFGHIJKLMNOP ACCAABCDEFGHIJKLMNOP", "ABIA(removed) ACCA(removed)"),
+        ("https://hooks.slack.com/services/T0/B0/abc ok", "https://hooks.slack.com/services/(removed) ok"),
+        (r'"msg": "keys:\nsk-abcdef0123456789\n"', r'"msg": "keys:\nsk-(removed)\n"'),
         ("hf_abcdefghijklmnop and AKIAABCDEFGHIJKLMNOP", "hf_(removed) and AKIA(removed)"),
         ("ghp_0123456789abcdef, github_pat_11AAAAAAA0_b", "ghp_(removed), github_pat_(removed)"),
         ("glpat-abcdefghijk xoxb-123456789-a ASIAABCDEFGHIJKL", "glpat-(removed) xoxb-(removed) ASIA(removed)"),
@@ -249,6 +322,8 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ("AccountKey=hunter2==", "AccountKey=(removed)"),
         ("invalid token: password: hunter2", "invalid token: (removed)"),
         ("password=\nready", "password=\nready"),
+        ("pwd=hunter2 pass: hunter2, DB_PASS=hunter2", "pwd=(removed) pass: (removed), DB_PASS=(removed)"),
+        ("dbPass=hunter2 userPwd: hunter2", "dbPass=(removed) userPwd: (removed)"),
         ("DB_PASSWORD=hun,ter,2 ok", "DB_PASSWORD=(removed) ok"),
         ("password=hun,ter2,port=5, x", "password=(removed),port=5, x"),
         # Addresses that are signed.
@@ -274,11 +349,20 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ("curl -H 'Authorization: Basic abc' http://x", "curl -H 'Authorization: Basic (removed)' http://x"),
         ("(b'authorization', b'Basic abc')", "(b'authorization', b'Basic (removed)')"),
         ("[b'x-api-key', b'hunter2']", "[b'x-api-key', b'(removed)']"),
+        ("Ocp-Apim-Subscription-Key: hunter2", "Ocp-Apim-Subscription-Key: (removed)"),
+        ("'x-functions-key': 'hunter2'", "'x-functions-key': '(removed)'"),
+        ("(b'x-functions-key', b'hunter2')", "(b'x-functions-key', b'(removed)')"),
         # Command lines.
         ("run --password hunter2 --port 5", "run --password (removed) --port 5"),
         ("run --hf-token 'hunter 2' x", "run --hf-token '(removed)' x"),
         ('["--password", "hunter2", "--port", "5"]', '["--password", "(removed)", "--port", "5"]'),
         ("['--api-key','hunter2']", "['--api-key','(removed)']"),
+        ("run --db-pass hunter2 --pwd hunter2", "run --db-pass (removed) --pwd (removed)"),
+        ("curl -u me:hunter2 http://x", "curl -u me:(removed) http://x"),
+        ("curl --user=me:hun:ter2 http://x", "curl --user=me:(removed) http://x"),
+        ("curl -u 'me:hunter 2' http://x", "curl -u 'me:(removed)' http://x"),
+        ('["curl", "-u", "me:hunter2", "x"]', '["curl", "-u", "me:(removed)", "x"]'),
+        (r'"msg": "curl -u \"me:hunter2\" x"', r'"msg": "curl -u \"me:(removed)\" x"'),
     ],
 )
 def test_credentials_in_texts_are_removed(text: str, clear: str) -> None:
@@ -300,6 +384,9 @@ def test_credentials_in_texts_are_removed(text: str, clear: str) -> None:
         "HF_TOKEN is not set",
         "firstToken=0.3,0.4 token=1,024",
         "password=none,",
+        "pod shoal-gateway-7d9f8b6c5d-x2x4z of hf-mirror-7d9f8b6c5d-x2x4z, shoal_model_seconds_p99",
+        "bypass: 5, compass=north, all passed: yes, encompass=1",
+        "docker run -u 1000:1000 x, curl -u $(USER):$(PASS) -u https://x",
     ],
 )
 def test_measurements_and_names_of_secrets_stay_readable(text: str) -> None:
@@ -325,10 +412,13 @@ def test_fields_and_arguments_of_objects_are_cleaned_by_their_names() -> None:
                 f"--api-key={SECRET}",
             ],
             "command": ["sh", "-c", f"serve --password {SECRET}"],
+            "exec": ["curl", "-u", f"me:{SECRET}", "--user", "me"],
+            "dbPass": SECRET,
             "httpGet": {"httpHeaders": [{"name": "Authorization", "value": f"Basic {SECRET}"}]},
         }
     )
     assert SECRET not in str(found)
+    assert found["exec"] == ["curl", "-u", "me:(removed)", "--user", "me"]
     assert found["args"][3:8] == ["--max-token", "5", "--hf-token", "--port", "80"]
 
 
@@ -359,6 +449,11 @@ def test_references_to_secrets_and_settings_of_objects_stay_readable() -> None:
         "token=\\'\"",
         'token=\\\\"',
         'authorization="=',
+        "-u a:",
+        "-u 'a:",
+        "curl -u ",
+        "\\n",
+        "hooks.slack.com/services/a ",
         "--a-",
         '--token","',
         "sk-hf_://?sig=bearer ",

@@ -1,6 +1,7 @@
 """Redaction: what each rule takes out and leaves, which rules are refused, and where texts hide."""
 
 import base64
+import re
 from typing import Any
 
 import orjson
@@ -8,8 +9,16 @@ import pytest
 
 from shoal.api.tenant import Redaction, TenantLogging
 from shoal.core.redaction.content import CUT, TAIL, Content
+from shoal.core.redaction.patterns import TOKEN_FORMS
 from shoal.core.redaction.rules import MOST_MATCHES, RedactionRuleRefused, compile_rules, refusals
+from tests.support.secretforms import KEYS, PLACES, SECRET
 
+PROMPT_KEYS = (
+    "shoal-abcdefghijklm0123456789",
+    "shoal_abcdefghijklm0123456789",
+    "hf-abcdefghijklm0123456789",
+    "gsk-abcdefghijklm0123456789",
+)
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc\n-----END RSA PRIVATE KEY-----"
 
 
@@ -58,27 +67,19 @@ def test_what_a_builtin_rule_leaves(rule: str, text: str):
     assert compile_rules((builtin(rule),)).text(text) == text
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        "sk-proj-abcdefghijklm0123456789",
-        "sk-ant-api03-abcdefghij0123456789",
-        "AKIAIOSFODNN7EXAMPLE",
-        "ghp_0123456789abcdefghijABCDEFGHIJ012345",
-        "github_pat_11ABCDEFG0123456789_abcdef",
-        "glpat-0123456789abcdefghij",
-        "xoxb-1234567890-abcdefghij",
-        "AIzaSyA0123456789abcdefghijklmnopqrstuv",
-        "hf_abcdefghijklmnop0123456789",
-        "sk_live_0123456789abcdefghijklmn",
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOi",
-        PEM,
-        PEM[:40],
-    ],
-)
+@pytest.mark.parametrize("secret", [*KEYS, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOi", PEM, PEM[:40]])
 def test_what_looks_like_a_key_is_always_taken_out(secret: str):
     assert compile_rules(()).text(f"<{secret}") == "<[Secret]"
+
+
+def test_each_form_of_keys_has_an_example():
+    for form in TOKEN_FORMS:
+        assert any(re.match(form.prefix + form.rest, key) for key in [*KEYS, *PROMPT_KEYS]), form
+
+
+@pytest.mark.parametrize("key", PROMPT_KEYS)
+def test_what_may_be_a_name_of_an_object_is_a_key_in_a_prompt(key: str):
+    assert compile_rules(()).text(f"<{key}") == "<[Secret]"
 
 
 @pytest.mark.parametrize(
@@ -90,14 +91,28 @@ def test_what_looks_like_a_key_is_always_taken_out(secret: str):
         ("Authorization: Bearer abcdefghijklmn", "Authorization: Bearer [Secret]"),
         ("postgres://user:p4ss@db/x", "postgres://user:[Secret]@db/x"),
         ("export TOKEN=abc123def456", "export TOKEN=[Secret]"),
+        ("curl -s https://x \\\n  -u me:hunter2 -d y", "curl -s https://x \\\n  -u me:[Secret] -d y"),
     ],
 )
 def test_what_stands_where_a_secret_stands_is_taken_out(text: str, becomes: str):
     assert compile_rules(()).text(text) == becomes
 
 
-def test_ordinary_words_are_no_secrets():
-    text = "The risk-assessment-framework and sk-learn-compatible-estimators need a token: see the password reset page."
+@pytest.mark.parametrize("text", PLACES)
+def test_no_secret_is_left_where_one_stands(text: str):
+    assert SECRET not in compile_rules(()).text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The risk-assessment-framework and sk-learn-compatible-estimators need a token: see the password reset page.",
+        "Both tests pass: everything works. A subscription key: what is that for?",
+        "docker run -u 1000:1000 image, then curl -u $USER:$PASS https://x, or curl https://x; sort -u a:b",
+        "hf_hub_download_with_a_timeout and npm_config_registry_of_the_team, hooks.slack.com",
+    ],
+)
+def test_ordinary_words_are_no_secrets(text: str):
     assert compile_rules(()).text(text) == text
 
 

@@ -20,7 +20,7 @@ from shoal.api.meta import JsonObject
 from shoal.cli.client import run_command
 from shoal.cli.options import NAMESPACE, kubeconfig_options
 from shoal.cli.output import emit, output_option
-from shoal.cli.support.clean import clean, clean_text
+from shoal.cli.support.clean import clean, clean_tenant, clean_text
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import (
@@ -70,8 +70,11 @@ events; in Shoal's namespace its workloads, events, the operator's configuration
 of a container before its last restart.
 
 Not in it: Secrets, values of environment variables, hashes of tenants' keys, request logs, usage records, prompts and
-answers. Credentials in texts were replaced by (removed). Names of Models, tenants, namespaces and nodes are in it:
-look through the files before you publish it.
+answers; of Tenants `externalID`, patterns of redaction rules, and values of labels and annotations that are neither
+Shoal's nor Helm's. Credentials in texts that are known by their form or their name were replaced by (removed).
+
+Names of Models, tenants, their keys, namespaces and nodes, Tenants' plans, limits, budgets and grants are in it, and
+labels and annotations of all other objects: look through the files before you publish it.
 
 missing.txt says what could not be read, and why.
 """
@@ -132,7 +135,7 @@ def bundle(
     """Write objects, events and logs of an installation into one file, without secrets.
 
     Everything that can be read is collected; the file missing.txt names the rest. Look through the bundle before you
-    publish it: it has names of Models, tenants and nodes.
+    publish it: it has names of Models, tenants and nodes, and tenants' limits and budgets.
     """
     target = file or Path(f"shoal-support-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
     if target.exists():
@@ -153,7 +156,7 @@ def bundle(
         click.echo(f"{target}: {len(found.files)} files, {size / 2**20:.1f} MiB")
     if found.missing:
         click.echo(f"{len(found.missing)} parts could not be read; missing.txt in the bundle says why", err=True)
-    click.echo("Look through it before you publish it: names of Models, tenants and nodes are in it.", err=True)
+    click.echo("Look through it before you publish it: its README.txt says what is in it.", err=True)
 
 
 async def collect(
@@ -192,7 +195,7 @@ async def collect(
     read: dict[tuple[str, Resource], list[JsonObject]] = {}
     for folder, kind, where, selector in parts:
         listed = read[folder, kind] = await _listed(client, found, kind, where, selector, told=folder)
-        found.add(f"{folder}/{kind.plural}.yaml", _dump(listed))
+        found.add(f"{folder}/{kind.plural}.yaml", _dump(listed, clean_tenant if kind is TENANTS else clean))
     engines = read["models", PODS]
     await _autoscalers(client, found, only, read["models", DEPLOYMENTS])
     await _optional(client, found, namespace, only, engines)
@@ -340,8 +343,8 @@ async def _logs(client: KubeClient, found: Collected, pod: JsonObject, lines: in
                 found.add(f"logs/{namespace}/{name}/{which}.{ending}", clean_text(text))
 
 
-def _dump(listed: list[JsonObject]) -> str:
-    data: Mapping[str, Any] = {"apiVersion": "v1", "kind": "List", "items": [clean(each) for each in listed]}
+def _dump(listed: list[JsonObject], cleaned: Callable[[JsonObject], Any] = clean) -> str:
+    data: Mapping[str, Any] = {"apiVersion": "v1", "kind": "List", "items": [cleaned(each) for each in listed]}
     # Through JSON: YAML would write aliases for parts that are equal.
     return yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, allow_unicode=True)
 

@@ -1,5 +1,7 @@
 """What is removed from objects and texts before they leave a cluster.
 
+Keys are recognised by the forms that request logs know (core/redaction/patterns.py), and here by names and places.
+
 Logs hold what clients sent, so the patterns take time linear in any text: a repetition is bounded, gives nothing back,
 or begins only where a run of characters begins.
 """
@@ -8,21 +10,33 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.core.redaction.patterns import tokens_in_logs, views
+
 REMOVED: Final = "(removed)"
 _DEEPEST: Final = 64
 """Levels of an object that are kept; no object of Kubernetes has as many."""
 _DROPPED: Final = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
 """Fields without information of their own. The second repeats the object as text."""
+_OWN_NOTES: Final = (f"{names.GROUP}/", "app.kubernetes.io/", "helm.sh/", "meta.helm.sh/")
+"""Prefixes of the labels and annotations of a Tenant that are kept."""
 _SECRET_FIELDS: Final = frozenset({"sha256", "password", "token", "apiKey", "caBundle"})
 """Fields whose value is removed. `sha256` is the hash of a tenant's key, which would allow offline guessing."""
 
-_KEY: Final = r"(?:api|access|private|secret|account|shoal)[ _-]?key"
-_SECRET: Final = rf"(?:password|passwd|passphrase|secret|token|{_KEY}|credentials?|signature)"
+_KEY: Final = r"(?:api|access|private|secret|account|shoal|subscription|functions)[ _-]?key"
+_PASSWORD: Final = r"(?:password|passwd|passphrase|pwd|(?<![a-z])pass|(?-i:(?<=[a-z])Pass))"  # noqa: S105 - a pattern
+"""Of `pass` only a whole word, as in DB_PASS and dbPass: not bypass."""
+_SECRET: Final = rf"(?:{_PASSWORD}|secret|token|{_KEY}|credentials?|signature)"
 """Ends of names whose values are secret. Any prefix goes: HF_TOKEN, clientSecret, X-Amz-Signature."""
 _HEADER: Final = r"(?:authorization|cookie)"
 """Ends of the names of headers whose whole value is secret, its blanks and commas included."""
-_STRING_FIELD: Final = re.compile(rf"(?i)(?:password|passwd|passphrase|token|{_KEY}|client[_-]?secret|{_HEADER})\Z")
+_STRING_FIELD: Final = re.compile(rf"(?i)(?:{_PASSWORD}|token|{_KEY}|client[_-]?secret|{_HEADER})\Z")
 """Ends of names of fields that are removed if they are strings. Another name that ends in `secret` names an object."""
+_USER_FLAG: Final = r"(?:-u|--user|--proxy-user)"
+"""Flags of curl before USER:PASSWORD; of other programs before ids."""
+_USER: Final = r"(?!\d{1,10}:\d{1,10}(?!\S))[^\s:\"'\\]{1,256}:(?!//)"
+_USER_AND_PASSWORD: Final = re.compile(rf"\A({_USER})(?!\$[({{]).+\Z", re.DOTALL)
 _FLAG: Final = re.compile(rf"(?i)--?[a-z0-9_-]{{0,64}}?(?P<name>{_SECRET})\Z")
 
 _OPENING: Final = r"""[bru]{0,2}\\{0,7}["']"""
@@ -76,29 +90,27 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 _TEXTS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
-    # A key whose end is cut off ends with the text.
-    (
-        re.compile(
-            r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[^-]++|-(?!----))*+(?:-----END [A-Z ]{0,32}PRIVATE KEY-----)?+"
-        ),
-        REMOVED,
-    ),
     (re.compile(r"(?<=://)[^/@\s\"']{1,512}@"), f"{REMOVED}@"),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{6,}"), f"sk-{REMOVED}"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{10,}"), f"hf_{REMOVED}"),
-    (re.compile(r"\b(A[KS]IA)[A-Z0-9]{12,}"), rf"\1{REMOVED}"),
-    (re.compile(r"\b(gh[opsur]_|github_pat_|glpat-|xox[abeprs]-)[A-Za-z0-9_-]{10,}"), rf"\1{REMOVED}"),
-    # JSON in base64: tokens of accounts, and passwords for registries.
-    (re.compile(r"\beyJ[\w+/=-]{10,}+(?:\.[\w-]{4,}+){0,4}"), REMOVED),
     (re.compile(r"(?i)\b(bearer\s+)[^\s\"',]+"), rf"\1{REMOVED}"),
     (re.compile(r"(?i)([?&]sig=)[^\s\"'&]+"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)(?P<before>(?P<name>{_HEADER})(?:{_TO}|{_TO_ITEM}))(?P<value>{_LINE})"), _hidden),
     (re.compile(rf"(?i)(?P<before>(?P<name>{_SECRET}){_TO})(?!{_FIELD})(?P<value>{_VALUE})"), _hidden),
-    (re.compile(rf"(?i)(?P<before>(?P<name>(?:api|shoal)-key){_TO_ITEM})(?P<value>{_VALUE})"), _hidden),
+    (
+        re.compile(rf"(?i)(?P<before>(?P<name>(?:api|shoal|subscription|functions)-key){_TO_ITEM})(?P<value>{_VALUE})"),
+        _hidden,
+    ),
     (
         re.compile(
             rf"(?i)(?P<before>(?<![\w-])--?[a-z0-9_-]{{0,64}}?(?P<name>{_SECRET})(?:[ \t]++(?!--)|{_TO_ITEM}))"
             rf"(?P<value>{_VALUE})"
+        ),
+        _hidden,
+    ),
+    (
+        re.compile(
+            rf"(?i)(?P<before>(?<![\w-])(?P<name>{_USER_FLAG})(?:[ \t]++|=|{_TO_ITEM})"
+            rf"(?:[bru]{{0,2}}\\{{0,7}}(?P<quote>[\"']))?{_USER})"
+            r"(?P<value>(?(quote)(?:(?!(?P=quote))[^\n\\])++|[^\s\"'\\]++))"
         ),
         _hidden,
     ),
@@ -107,9 +119,43 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 def clean_text(text: str) -> str:
     """A log or message without credentials: user names and passwords in URLs, keys, tokens."""
+    text = _without_tokens(text)
     for pattern, instead in _TEXTS:
         text = pattern.sub(instead, text)
     return text
+
+
+def _without_tokens(text: str) -> str:
+    raw = text.encode(errors="replace")
+    found = sorted(each for view in views(raw) for each in tokens_in_logs(view))
+    if not found:
+        return text
+    parts: list[bytes] = []
+    at = 0
+    for start, secret, end in found:
+        if start >= at:
+            parts += (raw[at:secret], REMOVED.encode())
+        at = max(at, end)
+    return b"".join([*parts, raw[at:]]).decode(errors="replace")
+
+
+def clean_tenant(tenant: JsonObject) -> JsonObject:
+    """A Tenant without what no issue needs: the customer's id, patterns of redaction rules, which may name what is
+    secret, and values of labels and annotations that are neither Shoal's nor Helm's."""
+    metadata: JsonObject = tenant.get("metadata") or {}
+    spec: JsonObject = tenant.get("spec") or {}
+    logging: JsonObject = spec.get("logging") or {}
+    rules: list[JsonObject] = logging.get("redact") or []
+    kept = {name: _noted(metadata[name]) for name in ("labels", "annotations") if metadata.get(name)}
+    if rules:
+        logging = logging | {"redact": [rule | dict.fromkeys(rule.keys() & {"pattern"}, REMOVED) for rule in rules]}
+    hidden = dict.fromkeys(spec.keys() & {"externalID"}, REMOVED) | ({"logging": logging} if rules else {})
+    whole: JsonObject = clean(tenant | {"metadata": metadata | kept, "spec": spec | hidden})
+    return whole
+
+
+def _noted(notes: JsonObject) -> JsonObject:
+    return {name: value if name.startswith(_OWN_NOTES) else REMOVED for name, value in notes.items()}
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -140,13 +186,17 @@ def _items(items: list[Any], depth: int) -> list[Any]:
     """The items of a list; of a command line, without the values of flags such as --api-key."""
     kept: list[Any] = []
     flag: re.Match[str] | None = None
+    user = False
     for each in items:
-        if flag is not None and isinstance(each, str) and not each.startswith("--"):
+        if user and isinstance(each, str):
+            kept.append(_USER_AND_PASSWORD.sub(rf"\1{REMOVED}", clean_text(each)))
+        elif flag is not None and isinstance(each, str) and not each.startswith("--"):
             number = flag["name"].lower() == "token" and _NUMBER.fullmatch(each)
             kept.append(each if number or _NO_SECRET.fullmatch(each) else REMOVED)
         else:
             kept.append(clean(each, depth + 1))
         flag = _FLAG.match(each) if isinstance(each, str) else None
+        user = isinstance(each, str) and re.fullmatch(_USER_FLAG, each, re.IGNORECASE) is not None
     return kept
 
 

@@ -1,4 +1,5 @@
-"""Built-in patterns. They find the spans to redact in a text, as offsets in its UTF-8.
+"""Built-in patterns. They find the spans to redact in a text, as offsets in its UTF-8. Request logs use all of them,
+support bundles the forms of keys.
 
 All patterns are RE2's, so no text makes one slow. What a pattern cannot express (a card's check digit, whether an IPv6
 address is valid) is checked afterwards. In doubt a match is redacted.
@@ -8,6 +9,7 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 import re2  # pyright: ignore[reportMissingTypeStubs]
@@ -52,28 +54,95 @@ def compiled(pattern: bytes) -> Pattern:
 
 # --- secrets --------------------------------------------------------------------------------------------------------
 
-_TOKENS: Final = compiled(
-    rb"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic, LiteLLM and their like
-    rb"|\b(?:sk|pk|rk|shoal)_[A-Za-z0-9_]{16,}"  # Stripe
-    rb"|\bshoal-[A-Za-z0-9_-]{16,}"
-    rb"|\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}"  # AWS
-    rb"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_[A-Za-z0-9_]{16,}"
-    rb"|\bgl(?:pat|dt|rt|cbt|ptt|soat)-[A-Za-z0-9_-]{16,}"  # GitLab
-    rb"|\bxox[a-z]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{10,}|hooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/_-]+"
-    rb"|\bAIza[A-Za-z0-9_-]{16,}|\bya29\.[A-Za-z0-9_-]{16,}|\bGOCSPX-[A-Za-z0-9_-]{16,}"  # Google
-    rb"|\b(?:hf|npm|dop_v1|r8|gsk|pplx|nvapi|tvly|fw|glsa)[_-][A-Za-z0-9_-]{16,}"
-    rb"|\bpypi-[A-Za-z0-9_-]{16,}|\bSG\.[A-Za-z0-9_-]{16,}|\bhvs\.[A-Za-z0-9_-]{16,}|\bdckr_pat_[A-Za-z0-9_-]{16,}"
-    rb"|\beyJ[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]*){0,4}"  # JSON web tokens
+_WORD: Final = "[A-Za-z0-9_-]"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenForm:
+    """A form of keys and tokens: a word that begins with `prefix`, and `rest`. Both are RE2 expressions that Python's
+    `re` understands too."""
+
+    prefix: str
+    rest: str = f"{_WORD}{{16,}}"
+    digit: bool = False
+    """Whether `rest` has a digit: sk-learn-compatible-estimators is no key."""
+    shorter: str | None = None
+    """A rest that only a key has in what programs write: shorter, or without a digit."""
+    prompts_only: bool = False
+    """Whether objects have such names (shoal-gateway-7d9f8b6c5d-x2x4z): a key in a prompt, not in a log."""
+
+
+TOKEN_FORMS: Final[tuple[TokenForm, ...]] = (
+    TokenForm("sk-", digit=True, shorter=f"{_WORD}{{6,}}"),  # OpenAI, Anthropic, LiteLLM and their like, Shoal
+    TokenForm("(?:pk|rk)-", digit=True),
+    TokenForm("(?:sk|pk|rk)_(?:live_|test_)?", "[A-Za-z0-9_]{16,}", digit=True),  # Stripe
+    TokenForm("shoal-", digit=True, prompts_only=True),
+    TokenForm("shoal_", "[A-Za-z0-9_]{16,}", digit=True, prompts_only=True),
+    TokenForm("(?:AKIA|ASIA|ABIA|ACCA)", "[A-Z0-9]{12,}"),  # AWS
+    TokenForm("gh[pousr]_", "[A-Za-z0-9]{16,}", shorter=f"{_WORD}{{10,}}"),
+    TokenForm("github_pat_", "[A-Za-z0-9_]{16,}", shorter=f"{_WORD}{{10,}}"),
+    TokenForm("gl(?:pat|dt|rt|cbt|ptt|soat)-", shorter=f"{_WORD}{{10,}}"),  # GitLab
+    TokenForm("(?:xox[a-z]|xapp)-", "[A-Za-z0-9-]{10,}", shorter=f"{_WORD}{{10,}}"),  # Slack
+    TokenForm(r"hooks\.slack\.com/(?:services|workflows|triggers)/", "[A-Za-z0-9/_-]+"),
+    TokenForm("(?:AIza|GOCSPX-)"),  # Google
+    TokenForm(r"ya29\.", rf"(?:[a-z]\.)?{_WORD}{{16,}}"),
+    TokenForm("hf_", "[A-Za-z0-9]{30,}", shorter="[A-Za-z0-9]{10,}"),  # Hugging Face: mostly without a digit
+    TokenForm("(?:hf|fw|r8|npm)_", digit=True),
+    TokenForm("(?:hf|fw|r8|npm)-", digit=True, prompts_only=True),
+    TokenForm("(?:dop_v1|gsk|glsa)_"),
+    TokenForm("(?:dop_v1|gsk|glsa)-", prompts_only=True),
+    TokenForm("(?:pplx|nvapi|tvly)[_-]"),
+    TokenForm("dckr_pat_"),
+    TokenForm("pypi-", digit=True),
+    TokenForm(r"SG\.", rf"{_WORD}{{16,}}(?:\.{_WORD}+)?"),  # SendGrid
+    TokenForm(r"hvs\."),  # Vault
+    # JSON in base64: web tokens, and passwords for registries.
+    TokenForm("", r"eyJ[A-Za-z0-9_+/=-]{10,}(?:\.[A-Za-z0-9_-]*){0,4}"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """All forms, of which some need a digit."""
+
+    certain: Pattern
+    with_digit: Pattern
+
+    @classmethod
+    def of(cls, certain: Iterable[str], with_digit: Iterable[str]) -> "_Tokens":
+        return cls(*(compiled("|".join(rf"\b{form}" for form in forms).encode()) for forms in (certain, with_digit)))
+
+    def find(self, text: bytes) -> Iterator[Span]:
+        yield from (match.span() for match in self.certain.finditer(text))
+        for match in self.with_digit.finditer(text):
+            if any(48 <= byte <= 57 for byte in match.group()[3:]):
+                yield match.span()
+        yield from (match.span() for match in _KEY_BLOCK.finditer(text))
+
+
 _KEY_BLOCK: Final = compiled(
     rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.*?)"
     rb"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\z)"
 )
+_IN_PROMPTS: Final = _Tokens.of(
+    (form.prefix + form.rest for form in TOKEN_FORMS if not form.digit),
+    (form.prefix + form.rest for form in TOKEN_FORMS if form.digit),
+)
+_IN_LOGS: Final = _Tokens.of(
+    (
+        form.prefix + (form.shorter or form.rest)
+        for form in TOKEN_FORMS
+        if not form.prompts_only and (form.shorter or not form.digit)
+    ),
+    (form.prefix + form.rest for form in TOKEN_FORMS if not form.prompts_only and form.digit and not form.shorter),
+)
+_PREFIX: Final = re.compile("|".join(form.prefix for form in TOKEN_FORMS if form.prefix).encode())
 _QUOTE: Final = rb"[\\]{0,4}[\"'`]?"
 _PLACES: Final = (
     # By place: after a name that announces a secret, in a header, in a URL.
     compiled(
         rb"(?i)(?:api[_ -]?key|apikey|access[_ -]?key|secret[_ -]?key|private[_ -]?key|client[_ -]?secret|secret"
+        rb"|(?:subscription|functions)[_-]key"
         rb"|(?:auth|access|refresh|bearer|session|api)[_ -]?token|token|password|passwd|passphrase|pwd)"
         + _QUOTE
         + rb"\s{0,8}(?::=|=>|[:=])\s{0,8}"
@@ -83,17 +152,31 @@ _PLACES: Final = (
     compiled(rb"(?i)\b(?:bearer|basic|digest|apikey)[ \t]{1,8}([A-Za-z0-9._~+/=-]{12,})"),
     compiled(rb"(?i)\b[a-z][a-z0-9+.-]{1,30}://[^\s/:@\"']{0,256}:([^\s/@\"']{1,256})@"),
 )
-_NEEDS_DIGIT: Final = re.compile(rb"(?:sk|pk|rk|hf|fw|r8|npm|shoal|pypi)[-_]")
+_CURL: Final = compiled(
+    rb"(?i)\bcurl\b(?:[^\n;|`]|\\\n)*?[ \t](?:-u|--user|--proxy-user)[ \t=]{1,8}[\"']?"
+    rb"([^\s:\"'$<{]{1,128}):([^\s\"'$<{/][^\s\"']*)"
+)
+_ESCAPED: Final = re.compile(rb"\\+(?:[abfnrtv\"'/]|[ux][0-9A-Fa-f]{2,4})|%[0-9A-Fa-f]{2}")
+
+
+def views(text: bytes) -> tuple[bytes, ...]:
+    """The text, and where it has escapes, the text with blanks in their place: in `\\nsk-...` the key is no word
+    `nsk`. Offsets are the same in all."""
+    if b"\\" not in text and b"%" not in text:
+        return (text,)
+    return text, _ESCAPED.sub(lambda match: b" " * len(match[0]), text)
 
 
 def tokens(text: bytes) -> Iterator[Span]:
-    """Keys and tokens, recognised by their own form."""
-    for match in _TOKENS.finditer(text):
-        found = match.group()
-        if _NEEDS_DIGIT.match(found) and not any(48 <= byte <= 57 for byte in found[3:]):
-            continue  # sk-learn-compatible-estimators
-        yield match.span()
-    yield from (match.span() for match in _KEY_BLOCK.finditer(text))
+    """Keys and tokens in a prompt or an answer, recognised by their own form."""
+    return _IN_PROMPTS.find(text)
+
+
+def tokens_in_logs(text: bytes) -> Iterator[tuple[int, int, int]]:
+    """Keys and tokens in what programs write: start, end of the prefix that tells the kind of key, end."""
+    for start, end in _IN_LOGS.find(text):
+        prefix = _PREFIX.match(text, start, end)
+        yield start, prefix.end() if prefix else start, end
 
 
 def secret(text: bytes) -> Iterator[Span]:
@@ -101,6 +184,9 @@ def secret(text: bytes) -> Iterator[Span]:
     yield from tokens(text)
     for pattern in _PLACES:
         yield from (match.span(1) for match in pattern.finditer(text))
+    for match in _CURL.finditer(text):
+        if not (match.group(1) + match.group(2)).isdigit():  # -u 1000:1000 is an option of another program
+            yield match.span(2)
 
 
 # --- persons --------------------------------------------------------------------------------------------------------

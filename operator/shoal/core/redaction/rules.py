@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api.tenant import Redaction, TenantLogging
-from shoal.core.redaction.patterns import BUILTIN, Finder, Pattern, PatternInvalid, Span, compiled, tokens
+from shoal.core.redaction.patterns import BUILTIN, Finder, Pattern, PatternInvalid, Span, compiled, tokens, views
 
 SECRET: Final = "Secret"  # noqa: S105 - a rule's name
 MOST_MATCHES: Final = 2_000
@@ -19,7 +19,6 @@ MOST_MATCHES: Final = 2_000
 need a pass over the text per match."""
 _SAMPLES: Final = (b"", b"a", b"a b.\n-1_\t[x]\n")
 """A pattern that can match the empty string does so in one of these."""
-_ESCAPED: Final = re.compile(rb"\\+(?:[abfnrtv\"'/]|[ux][0-9A-Fa-f]{2,4})|%[0-9A-Fa-f]{2}")
 _LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
 
 
@@ -51,14 +50,11 @@ class Rules:
         """
         raw = text.encode(errors="replace")
         end_of_all = len(raw) - len(text[-leave:].encode(errors="replace")) if leave else len(raw)
-        views = [raw]
-        if b"\\" in raw or b"%" in raw:
-            # In "\\nsk-..." the key is no word "nsk": escapes that are not decoded here also count as blanks.
-            views.append(_ESCAPED.sub(lambda match: b" " * len(match[0]), raw))
+        searched = views(raw)
         spans = sorted(
             (start, -end, place)
             for place, rule in enumerate(self.rules)
-            for view in views
+            for view in searched
             for start, end in _bounded(rule.find(view), len(raw))
             if start < end and start < end_of_all
         )
