@@ -35,8 +35,37 @@ def test_mistakes_in_price_lists_are_told_with_file_and_line(tmp_path: Path) -> 
         f"{tmp_path}/a.yaml:4: `prices.output`: '1.2345678' has more than 6 decimals",
         f"{tmp_path}/b.yaml:1: `effectiveFrom` is missing",
         f"{tmp_path}/b.yaml:2: unknown field `effectivefrom`: did you mean `effectiveFrom`?",
+        f"Not compared with other lists: {tmp_path}/a.yaml, {tmp_path}/b.yaml",
         "Error: 3 errors",
     ]
+
+
+def test_lists_without_mistakes_are_compared_though_another_one_has_some(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(OCTOBER.replace('"15"', '"1.2345678"'))
+    (tmp_path / "b.yaml").write_text("effectiveUntil: 2026-12-01\n" + OCTOBER)
+    (tmp_path / "c.yaml").write_text(MID_NOVEMBER.replace("EUR", "USD"))
+    told = check(tmp_path)
+    assert told.exit_code == 1
+    lines = told.stderr.splitlines()
+    assert lines[0] == f"{tmp_path}/a.yaml:4: `prices.output`: '1.2345678' has more than 6 decimals"
+    assert lines[1].startswith(f"{tmp_path}/b.yaml:1: overlaps {tmp_path}/c.yaml")
+    assert lines[2].startswith(f"{tmp_path}/c.yaml:1: prices in USD, but those of {tmp_path}/b.yaml are in EUR")
+    assert lines[3:] == [f"Not compared with other lists: {tmp_path}/a.yaml", "Error: 3 errors"]
+    found = json.loads(check(tmp_path, output="json").stdout)
+    assert (len(found["errors"]), found["notCompared"]) == (3, [f"{tmp_path}/a.yaml"])
+    rows = list(csv.DictReader(io.StringIO(check(tmp_path, output="csv").stdout)))
+    assert [(row["kind"], row["file"]) for row in rows][-1] == ("notCompared", f"{tmp_path}/a.yaml")
+
+
+def test_a_gap_that_a_list_with_mistakes_may_fill_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("effectiveUntil: 2026-11-01\n" + OCTOBER)
+    (tmp_path / "c.yaml").write_text(MID_NOVEMBER)
+    ends = f"ends 2026-11-01T00:00Z, and {tmp_path}/c.yaml begins 2026-11-15T00:00Z; without `effectiveUntil` it lasts"
+    assert check(tmp_path).stderr.startswith(f"{tmp_path}/a.yaml:1: leaves a gap: {ends}")
+    (tmp_path / "b.yaml").write_text(OCTOBER.replace("10-01", "11-01").replace('"15"', '"1.2345678"'))
+    told = check(tmp_path).stderr
+    assert told.startswith(f"{tmp_path}/a.yaml:1: leaves a gap, unless a list with mistakes fills it: {ends}")
+    assert told.endswith("Error: 2 errors\n")
 
 
 def test_lists_that_overlap_are_refused_and_a_dropped_price_is_a_warning(tmp_path: Path) -> None:
@@ -59,7 +88,7 @@ def test_a_check_can_be_read_by_a_program(tmp_path: Path) -> None:
         (f"{tmp_path}/a.yaml", 3, "2026-10-01T00:00Z", None),
         (f"{tmp_path}/b.yaml", 2, "2026-11-15T00:00Z", None),
     ]
-    assert found["errors"] == []
+    assert (found["errors"], found["notCompared"]) == ([], [])
     assert found["warnings"][0]["line"] == 3
     (tmp_path / "a.yaml").write_text(OCTOBER.replace('"15"', '"1.2345678"'))
     wrong = check(tmp_path / "a.yaml", output="csv")

@@ -11,7 +11,7 @@ import click
 from shoal.cli.output import emit, output_option
 from shoal.core.rating.files import PriceList, parse
 from shoal.core.rating.problems import PriceProblem, PricesRefused
-from shoal.core.rating.schedule import dropped, schedule
+from shoal.core.rating.schedule import conflicts, dropped
 
 _SUFFIXES: Final = (".yaml", ".yml")
 _COLUMNS: Final = ("kind", "file", "line", "message", "name", "currency", "prices", "from", "until")
@@ -28,26 +28,27 @@ def prices() -> None:
 def check(paths: tuple[Path, ...], output: str) -> None:
     """Check whether these price lists (files or folders) are valid together, as the ledger does.
 
-    Each error is printed with file and line, and the exit code is 1: for CI. Prices that a later list drops cause a
-    warning.
+    Each error is printed with file and line, and the exit code is 1: for CI. Lists with mistakes of their own are not
+    compared with the others. Prices that a later list drops cause a warning.
     """
     problems: list[PriceProblem] = []
     found: list[PriceList] = []
+    refused: list[str] = []
     for path, text in gathered(paths):
         try:
             found.append(parse(str(path), text))
-        except PricesRefused as refused:
-            problems += refused.problems
-    try:
-        if problems:
-            raise PricesRefused(problems)
-        schedule(found)
-    except PricesRefused as refused:
-        _emit(output, (), refused.problems, ())
-        for problem in refused.problems:
+        except PricesRefused as error:
+            problems += error.problems
+            refused.append(str(path))
+    problems = sorted([*problems, *conflicts(found, complete=not refused)])
+    if problems:
+        alone = len(found) + len(refused) == 1
+        _emit(output, (), problems, (), () if alone else refused)
+        for problem in problems:
             click.echo(str(problem), err=True)
-        number = len(refused.problems)
-        raise click.ClickException(f"{number} error{'s' if number > 1 else ''}") from None
+        if refused and not alone:
+            click.echo(f"Not compared with other lists: {', '.join(refused)}", err=True)
+        raise click.ClickException(f"{len(problems)} error{'s' if len(problems) > 1 else ''}")
     found.sort(key=lambda one: one.starts)
     warnings = dropped(found)
     for warning in warnings:
@@ -63,7 +64,11 @@ def check(paths: tuple[Path, ...], output: str) -> None:
 
 
 def _emit(
-    output: str, found: Iterable[PriceList], errors: Iterable[PriceProblem], warnings: Iterable[PriceProblem]
+    output: str,
+    found: Iterable[PriceList],
+    errors: Iterable[PriceProblem],
+    warnings: Iterable[PriceProblem],
+    refused: Iterable[str] = (),
 ) -> bool:
     lists: list[dict[str, Any]] = [
         {
@@ -81,9 +86,11 @@ def _emit(
         "errors": [asdict(each) for each in errors],
         "warnings": [asdict(each) for each in warnings],
     }
+    not_compared = list(refused)
     kinds = {"priceLists": "priceList", "errors": "error", "warnings": "warning"}
-    rows = ({"kind": kinds[name]} | each for name, listed in document.items() for each in listed)
-    return emit(output, document, rows, _COLUMNS)
+    rows = [{"kind": kinds[name]} | each for name, listed in document.items() for each in listed]
+    rows += [{"kind": "notCompared", "file": file} for file in not_compared]
+    return emit(output, document | {"notCompared": not_compared}, rows, _COLUMNS)
 
 
 def gathered(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:

@@ -56,7 +56,7 @@ def always(parsed: PriceList) -> Schedule:
 
 def schedule(parsed: Iterable[PriceList]) -> Schedule:
     """The lists in order. Raises PricesRefused with all mistakes between them."""
-    ordered = sorted(parsed, key=lambda one: (one.starts, one.file))
+    ordered = _ordered(parsed)
     if problems := list(_between(ordered)):
         raise PricesRefused(problems)
     ends = [one.starts for one in ordered[1:]]
@@ -66,6 +66,12 @@ def schedule(parsed: Iterable[PriceList]) -> Schedule:
             for one, end in zip(ordered, [*ends, ordered[-1].ends if ordered else None], strict=False)
         )
     )
+
+
+def conflicts(parsed: Iterable[PriceList], *, complete: bool) -> list[PriceProblem]:
+    """All mistakes between lists. `complete`: False where further lists have mistakes of their own: one of them may
+    fill a gap."""
+    return list(_between(_ordered(parsed), complete=complete))
 
 
 def dropped(lists: Iterable[PriceList]) -> list[PriceProblem]:
@@ -102,7 +108,11 @@ def _names(rate: Rate) -> str:
     return f"plan {rate.plan or '-'}, model {rate.model}, adapter {rate.adapter or '-'}"
 
 
-def _between(ordered: list[PriceList]) -> Iterator[PriceProblem]:
+def _ordered(parsed: Iterable[PriceList]) -> list[PriceList]:
+    return sorted(parsed, key=lambda one: (one.starts, one.file))
+
+
+def _between(ordered: list[PriceList], *, complete: bool = True) -> Iterator[PriceProblem]:
     names: dict[str, PriceList] = {}
     for one in ordered:
         if (first := names.setdefault(one.name, one)) is not one:
@@ -123,8 +133,9 @@ def _between(ordered: list[PriceList]) -> Iterator[PriceProblem]:
                 "effectiveUntil",
             )
         elif earlier.ends is not None and earlier.ends < later.starts:
+            unless = "" if complete else ", unless a list with mistakes fills it"
             yield earlier.problem(
-                f"leaves a gap: ends {_text(earlier.ends)}, and {later.file} begins {_text(later.starts)}; "
+                f"leaves a gap{unless}: ends {_text(earlier.ends)}, and {later.file} begins {_text(later.starts)}; "
                 "without `effectiveUntil` it lasts until then",
                 "effectiveUntil",
             )
