@@ -18,7 +18,7 @@ NAME = "team-a.support-de@0123456789ab"
 CARD = {
     "id": str, "object": str, "created": int, "owned_by": str, "root": str, "parent": str, "max_model_len": None,
 }  # fmt: skip
-LONG = 600
+LONG = 2500
 
 
 async def test_a_loaded_adapter_is_told_and_listed(lora: Client, tmp_path: Path):
