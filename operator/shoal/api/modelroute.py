@@ -375,14 +375,14 @@ class CanaryStatus(Object):
 
 
 class ExternalTargetStatus(Object):
-    """An external target that gateways do not use, or whose Secret was not read yet."""
+    """An external target that gateways do not use."""
 
     name: PlainNamespace
     """Name of the entry of `externalTargets`."""
     reason: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    """ExternalNotAllowed, SecretNotFound, SecretRefused, or Pending while its Secret was not read yet: since the target
-    was made or its `url` or `credentials` changed, or since another operator began to lead. While a target is Pending,
-    gateways use it if they have its key."""
+    """ExternalNotAllowed, SecretNotFound, SecretRefused, or Pending while its Secret was not read yet and gateways were
+    given no key for it: since the target was made or its `url` or `credentials` changed, or since another operator
+    began to lead."""
     message: Annotated[str, StringConstraints(max_length=1024)]
     """What to mend."""
 
@@ -403,8 +403,8 @@ class ModelRouteStatus(Object):
     external_targets: Annotated[
         tuple[ExternalTargetStatus, ...], Field(max_length=16), K8s(list_type="map", keys=("name",))
     ] = ()
-    """External targets that rules name and gateways do not use, or whose Secret was not read yet, and why. The host of
-    any other is allowed, and its key delivered."""
+    """External targets that rules name and gateways do not use, and why. The host of any other is allowed, and its
+    key delivered."""
 
 
 class ModelRoute(CustomResource):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 from typing import Any, cast
 
@@ -90,6 +91,17 @@ class Rig:
 
     def refresh(self) -> None:
         asyncio.run(self.controller.keys.refresh())
+
+    async def lead(self) -> None:
+        """Until the first reading of a term has ended."""
+        task = asyncio.create_task(self.controller.run())
+        before = len(self.cluster.written)
+        async with asyncio.timeout(5):
+            while len(self.cluster.written) == before:
+                await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     def delivered(self) -> dict[str, Any]:
         data = self.cluster.written[-1]["data"]
@@ -270,6 +282,61 @@ def test_an_api_server_that_does_not_answer_takes_no_key_away(rig: Rig) -> None:
     with pytest.raises(KubeError):
         rig.refresh()
     assert not rig.cluster.written
+
+
+def test_a_new_leader_takes_no_route_for_unready_while_gateways_have_its_key(rig: Rig) -> None:
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.refresh()
+    other = Rig("api.example.com", "next.example.com")
+    other.cluster.secrets = rig.cluster.secrets
+    other.put()
+    other.put("later", ENTRY | {"credentials": {"name": "next"}})
+    other.put("elsewhere", ENTRY | {"url": "https://next.example.com/v1"})
+    assert other.told()["Ready"][:2] == ("True", "TargetsReady")
+    assert other.unused() == []
+    assert other.told("chat/later")["Ready"][:2] == ("False", "TargetsNotReady"), "gateways were given no such key"
+    assert other.told("chat/elsewhere")["Ready"][:2] == ("False", "TargetsNotReady"), "the key is for another host"
+    assert other.unused("chat/elsewhere") == [("outside", "Pending")]
+    # As long as no reading succeeds: here the API server does not answer for one of the Secrets.
+    other.cluster.unreadable["chat/next"] = from_status(503, {"message": "apiserver not ready"})
+    with pytest.raises(KubeError):
+        other.refresh()
+    assert other.told()["Ready"][:2] == ("True", "TargetsReady")
+
+
+def test_what_gateways_have_is_not_guessed(rig: Rig) -> None:
+    """The status stays as the former leader wrote it while the API server does not answer. A Secret that it refuses to
+    show keeps no route from its status."""
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.put()
+    rig.cluster.down = True
+    with pytest.raises(KubeError):
+        rig.told()
+    rig.cluster.down = False
+    rig.cluster.unreadable["shoal-system/shoal-external-keys"] = from_status(403, {"message": "a policy refuses it"})
+    assert rig.told()["Ready"][:2] == ("False", "TargetsNotReady")
+    assert rig.unused() == [("outside", "Pending")]
+
+
+def test_an_operator_that_leads_again_forgets_what_it_read_in_its_former_term(rig: Rig) -> None:
+    rig.put()
+    rig.refresh()
+    assert rig.told()["Accepted"][:2] == ("False", "SecretNotFound")
+    # Another leader finds the Secret, and follows its rotation.
+    other = Rig("api.example.com")
+    other.cluster.secrets = rig.cluster.secrets
+    rig.cluster.secrets["chat", "provider"] = secret()
+    other.put()
+    other.refresh()
+    rig.controller.keys.begin_term()
+    assert rig.told()["Ready"][:2] == ("True", "TargetsReady")
+    rig.refresh()
+    rig.cluster.secrets["chat", "provider"] = secret(token="sk-2")
+    other.refresh()
+    rig.cluster.unreadable["chat/provider"] = from_status(403, {"message": "a policy refuses it"})
+    asyncio.run(rig.lead())
+    assert rig.delivered()[ID]["token"] == "sk-2", "the former term's key would replace a newer one"
 
 
 def test_a_target_that_is_edited_has_no_verdict_until_its_secret_is_read(rig: Rig) -> None:

@@ -1,5 +1,6 @@
 """ModelRoute: targets and names -> Accepted, Ready. Gateways do not wait for it: they read the specification."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from shoal.api import names, reasons
@@ -35,6 +36,13 @@ class RouteController:
         when they change."""
         self._world, self.queue, self._halts = world, queue, halts
         self.keys = ExternalKeys(world, self._wake)
+
+    async def run(self) -> None:
+        """Reconciles and delivers keys until cancelled. Only the leader runs it."""
+        self.keys.begin_term()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.queue.run(self.reconcile))
+            group.create_task(self.keys.run())
 
     def on_route(self, key: str, before: Custom[ModelRoute] | None, after: Custom[ModelRoute] | None) -> None:
         if after is not None:
@@ -94,7 +102,7 @@ class RouteController:
             status = _invalid(custom, world)
         else:
             route = custom.object
-            targets = {ref: self._target(ref, route) for ref in map(TargetRef._make, route.references())}
+            targets = {ref: await self._target(ref, route) for ref in map(TargetRef._make, route.references())}
             halts = self._halts() if self._halts is not None else dict[str, CanaryHalt]()
             seen = SeenRoute(route, served_names(route, claimants(world, route)), targets, halts)
             status = routestatus.status(seen, world.now())
@@ -108,10 +116,10 @@ class RouteController:
                 world.recorder.emit(event)
         return None
 
-    def _target(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
+    async def _target(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
         world, here = self._world, route.metadata.namespace or ""
         if ref.kind == "External":
-            return self._external(ref, route)
+            return await self._external(ref, route)
         custom = world.models.get(ref.key) if ref.kind == "Model" else world.adapters.get(ref.key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
             if ref.namespace != here:
@@ -125,11 +133,11 @@ class RouteController:
         conditions = custom.object.status.conditions if custom.object.status else ()
         return SeenTarget(permitted=permits(ref.namespace, listed, here), not_ready=_not_ready(conditions))
 
-    def _external(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
+    async def _external(self, ref: TargetRef, route: ModelRoute) -> SeenTarget:
         declared = {route.external_key(one.name): one for one in route.spec.external_targets}
         if (target := declared.get(ref.key)) is None:
             return SeenTarget(exists=False)
-        problem = self.keys.problem(route, target)
+        problem = await self.keys.problem(route, target)
         return SeenTarget(problem=problem, not_ready="" if problem is None else problem.reason)
 
 

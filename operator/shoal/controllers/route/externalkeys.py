@@ -25,6 +25,7 @@ from shoal.core.routing.external import (
     credential_id,
     credential_of,
     host_problem,
+    place_of,
     read_credential,
 )
 from shoal.kube.errors import KubeError, NotFound
@@ -57,27 +58,33 @@ class ExternalKeys:
         self._problems: dict[str, dict[str, ExternalProblem]] = {}
         self._known: dict[str, frozenset[_Declared]] = {}
         """For which targets of each route Secrets were read."""
-        self._found: dict[str, Credential] = {}
+        self._found: Mapping[str, Credential] | None = None
+        """The keys that gateways have, by id; None: not read in this term."""
         self._published: JsonObject | None = None
         self._wake = asyncio.Event()
+
+    def begin_term(self) -> None:
+        """Forgets what an earlier term read: another leader may have delivered other keys meanwhile."""
+        self._problems, self._known, self._found, self._published = {}, {}, None, None
 
     def on_route(self, _key: str, before: Custom[ModelRoute] | None, after: Custom[ModelRoute] | None) -> None:
         if _targets(before) != _targets(after):
             self._wake.set()
 
-    def problem(self, route: ModelRoute, target: ExternalTarget) -> ExternalProblem | None:
-        """Why gateways do not use a target; None: they do. `Pending`: its Secret was not read yet, and gateways use it
-        if they have its key."""
+    async def problem(self, route: ModelRoute, target: ExternalTarget) -> ExternalProblem | None:
+        """Why gateways do not use a target; None: they do. `Pending`: its Secret was not read yet, and gateways were
+        given no key for it. Raises KubeError where the API server does not answer what gateways were given."""
         found = host_problem(target, self._world.config.external.allowed_hosts)
         if found is not None or target.credentials is None:
             return found
-        if _declared(target) not in self._known.get(route.key, ()):
-            return ExternalProblem(reasons.PENDING, f"external target {target.name}: its Secret is not read yet")
-        return self._problems.get(route.key, {}).get(target.name)
+        if _declared(target) in self._known.get(route.key, ()):
+            return self._problems.get(route.key, {}).get(target.name)
+        if await self._is_delivered(route, target, target.credentials):
+            return None
+        return ExternalProblem(reasons.PENDING, f"external target {target.name}: its Secret is not read yet")
 
     async def run(self) -> None:
-        """Reads and delivers keys until cancelled. Only the leader runs it."""
-        self._published = None  # another leader may have written meanwhile
+        """Reads and delivers keys until cancelled. Only the leader runs it, after `begin_term`."""
         while True:
             self._wake.clear()
             try:
@@ -148,7 +155,7 @@ class ExternalKeys:
                 read[at] = (None, None)
             except KubeError as error:
                 # A target does not lose its key because the API server does not answer.
-                if (last := self._found.get(id) or (await self._delivered()).get(id)) is not None:
+                if (last := (await self._delivered()).get(id)) is not None:
                     return id, last
                 if error.unanswered:
                     raise
@@ -157,13 +164,31 @@ class ExternalKeys:
         got = credential_of(*read[at], namespace, target)
         return got if isinstance(got, ExternalProblem) else (id, got)
 
+    async def _is_delivered(self, route: ModelRoute, target: ExternalTarget, asked: ExternalCredentials) -> bool:
+        """Whether gateways were given a key for the target's host. A target does not count as unused because a new
+        leader has not read its Secret yet."""
+        try:
+            delivered = await self._delivered()
+        except KubeError as error:
+            if error.unanswered:
+                raise
+            log.warning("cannot read which keys of external targets gateways have", error=error.message)
+            return False
+        found = delivered.get(credential_id(route.metadata.namespace or "", asked.name, asked.key))
+        _, host, _, _ = place_of(target.url)
+        return found is not None and found.host == host
+
     async def _delivered(self) -> Mapping[str, Credential]:
-        """What gateways have, perhaps from a leader before this one."""
+        """What gateways have, perhaps from a leader before this one. Raises KubeError."""
+        if self._found is not None:
+            return self._found
         try:
             _, data = _content(await self._world.client.get(SECRETS, names.EXTERNAL_KEYS_SECRET, self._world.namespace))
         except NotFound:
-            return {}
-        return {id: found for id, raw in data.items() if (found := read_credential(raw)) is not None}
+            data = dict[str, bytes]()
+        if self._found is None:  # a reading that ended meanwhile knows better
+            self._found = {id: found for id, raw in data.items() if (found := read_credential(raw)) is not None}
+        return self._found
 
     async def _publish(self, found: Mapping[str, Credential]) -> None:
         wanted = own_secret(

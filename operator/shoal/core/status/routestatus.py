@@ -91,7 +91,7 @@ def _describe_halts(halted: Sequence[CanaryStatus]) -> str:
 
 
 def _unused(seen: SeenRoute) -> Iterator[ExternalTargetStatus]:
-    """The external targets that gateways do not use, and those whose Secret was not read yet."""
+    """The external targets that gateways do not use."""
     for target in seen.route.spec.external_targets:
         found = seen.targets.get(TargetRef("External", seen.route.external_key(target.name)))
         if found is not None and (problem := found.problem) is not None:
