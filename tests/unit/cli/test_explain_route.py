@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,14 +232,21 @@ def test_gateways_say_whether_an_external_target_answers(kubeconfig: Path, api: 
     assert found["missing"] == ["shoal-gateway-2: it cannot be reached"]
 
 
-def outside(api: CannedApi, rule: dict[str, Any], *at: dict[str, Any], most: int = 128, **status: Any) -> None:
+def outside(
+    api: CannedApi,
+    rule: dict[str, Any],
+    *at: dict[str, Any],
+    most: int = 128,
+    missing: Sequence[str] = (),
+    **status: Any,
+) -> None:
     """A route with an external target, and what gateways say of it."""
     entry = {"name": "outside", "url": "https://api.example.com/v1", "model": "m", "maxConcurrentRequests": most}
     spec = {"rules": [rule], "externalTargets": [entry]}
     route = ROUTE | {"metadata": ROUTE["metadata"] | {"generation": 1}, "spec": spec}
     api.answers[f"{SHOAL}/namespaces/chat/modelroutes/front"] = route | {"status": {"observedGeneration": 1} | status}
     rows = [{"target": "chat/front/outside", "gateway": f"shoal-gateway-{n}"} | one for n, one in enumerate(at)]
-    gateways_say(api, {"gateways": [row["gateway"] for row in rows], "externals": rows})
+    gateways_say(api, {"gateways": [row["gateway"] for row in rows], "externals": rows, "missing": list(missing)})
 
 
 RESTS: dict[str, Any] = {"state": "Fails", "reason": "connect", "secondsAgo": 3, "rests": True}
@@ -301,6 +308,50 @@ def test_a_secret_that_was_not_read_yet_is_told_unless_a_gateway_has_the_key(kub
     assert found["target chat/a"] == (100.0, None)
     outside(api, rule, {"state": "NotAsked"}, externalTargets=pending)
     assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"] == (50.0, None)
+
+
+def test_a_key_that_has_not_reached_the_gateways_is_told(kubeconfig: Path, api: CannedApi) -> None:
+    lacks = {"state": "Unused", "reason": "the key of its external target has not arrived at this gateway"}
+    note = f"is not used at 1 of 2 gateways ({lacks['reason']})"
+    external = target("outside", kind="external")
+    fallback = {"targets": [target("b")]}
+
+    def told(rule: dict[str, Any], *at: dict[str, Any], role: str = "target") -> tuple[float, str | None]:
+        outside(api, rule, *at)
+        return shares(explain(kubeconfig, "-o", "json"))[f"{role} chat/front/outside"]
+
+    assert told({"targets": [external, target("a")]}, lacks, lacks) == (0.0, f"no gateway uses it: {lacks['reason']}")
+    assert shares(explain(kubeconfig, "-o", "json"))["target chat/a"] == (100.0, None)
+    assert told({"targets": [external]}, lacks)[0] == 0.0
+    done = explain(kubeconfig)
+    assert (done.exit_code, done.output.count("gets 503 external_unavailable.")) == (1, 1)
+    # At some gateways: who gets its share there.
+    there = told({"targets": [external, target("a")], "fallback": fallback}, lacks, ANSWERS)
+    assert there == (50.0, f"{note}: other targets get its share there")
+    there = told({"targets": [external], "fallback": fallback}, lacks, ANSWERS)
+    assert there == (100.0, f"{note}: a fallback gets its share there")
+    there = told({"targets": [external]}, lacks, ANSWERS)
+    assert there == (100.0, f"{note}: its requests get 503 external_unavailable there")
+    canary = {"target": target("new"), "percent": 20}
+    there = told({"targets": [external], "canary": canary}, lacks, ANSWERS)
+    assert there == (80.0, f"{note}: the canary gets its share there")
+    there = told({"targets": [external], "canary": canary, "fallback": fallback}, lacks, ANSWERS)
+    assert there == (80.0, f"{note}: a fallback gets its share there")
+    canary = {"target": external, "percent": 20}
+    there = told({"targets": [target("a")], "canary": canary}, lacks, ANSWERS, role="canary")
+    assert there == (20.0, f"{note}: targets get its share there")
+    there = told({"targets": [target("a")], "fallback": {"targets": [external]}}, lacks, ANSWERS, role="fallback")
+    assert there == (0.0, note)
+    # A target that rests does not leave its share to the other targets.
+    there = told({"targets": [external, target("a")], "fallback": fallback}, lacks, RESTS)
+    rests = "rests at 1 of 2 gateways: a fallback gets its share there"
+    assert there == (50.0, f"{note}: other targets get its share there; {rests}")
+    # Of a gateway that did not answer it is not known.
+    outside(api, {"targets": [external, target("a")]}, lacks, missing=["shoal-gateway-1: it cannot be reached"])
+    assert shares(explain(kubeconfig, "-o", "json"))["target chat/front/outside"] == (
+        50.0,
+        f"is not used at 1 of 1 gateway ({lacks['reason']}): other targets get its share there",
+    )
 
 
 def test_whose_limit_of_a_request_holds_at_each_target(kubeconfig: Path, api: CannedApi) -> None:

@@ -89,7 +89,13 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
         raise click.ClickException(f"the cluster cannot be read: {error}") from None
     headers = dict(_header(text) for text in question.headers)
     facts = RequestFacts(question.tenant or "", question.endpoint, headers, question.size)
-    found = explain_route(cluster.route, facts, lambda ref: _why_not(cluster, ref), lambda ref: _pause_of(cluster, ref))
+    found = explain_route(
+        cluster.route,
+        facts,
+        lambda ref: _why_not(cluster, ref),
+        lambda ref: _pause_of(cluster, ref),
+        lambda ref: _lack_of(cluster, ref),
+    )
     rows = [
         {
             "rule": share.rule,
@@ -124,6 +130,11 @@ def run(question: RouteQuestion, output: str, *, kubeconfig: str | None, context
             }
     if not emit(output, shown, rows, COLUMNS):
         _print(cluster, question, found)
+        if found.rule is not None and not _served(found):
+            # A gateway then takes a target that lacks something, so that the error says so.
+            lacking = explain_route(cluster.route, facts, lambda ref: _refusal(cluster, ref))
+            error = "external_unavailable" if _served(lacking) else "no_route_target"
+            console().print(f"No target can be used: the request gets 503 {error}.")
     return 0 if _served(found) else 1
 
 
@@ -176,19 +187,20 @@ async def _all(client: KubeClient, resource: Resource, kind: type[K]) -> list[K]
 
 
 def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
+    """Why a target gets nothing; "": it gets its share."""
+    refusal = _refusal(cluster, ref)
+    return _unused_because(cluster, ref.key) if ref.kind == "External" and not refusal else refusal
+
+
+def _refusal(cluster: _Cluster, ref: TargetRef) -> str:
+    """Why a target cannot be used by the tenant, whatever gateways lack; "": it can."""
     if ref.kind == "External":
         if ref.key not in cluster.route.externals:
             return "it is not in spec.externalTargets"
         identity = cluster.identity
         if identity is not None and not identity.routes.covers(cluster.route.key):
             return f"Tenant {identity.tenant} does not grant the route in spec.routes"
-        unused = {cluster.declared.external_key(one.name): one for one in _unused(cluster.declared) or ()}
-        if (missing := unused.get(ref.key)) is None:
-            return ""
-        # Until the operator has read its Secret, gateways know better whether they have its key.
-        if missing.reason == reasons.PENDING and any(one.state != "Unused" for one in _at_gateways(cluster, ref.key)):
-            return ""
-        return f"{missing.reason}: {missing.message}"
+        return ""
     one = cluster.models.get(ref.key) if ref.kind == "Model" else cluster.adapters.get(ref.key)
     if one is None:
         return "it does not exist"
@@ -204,6 +216,39 @@ def _why_not(cluster: _Cluster, ref: TargetRef) -> str:
         if unserved
         else f"Tenant {cluster.identity.tenant} may not use it"
     )
+
+
+def _unused_because(cluster: _Cluster, target: str) -> str:
+    """Why no gateway uses an external target; "": one does, or that is not known."""
+    known = _at_gateways(cluster, target)
+    used = any(one.state != "Unused" for one in known)
+    missing = next(
+        (one for one in _unused(cluster.declared) or () if cluster.declared.external_key(one.name) == target), None
+    )
+    # Until the operator has read its Secret, gateways know better whether they have its key.
+    if missing is not None and not (used and missing.reason == reasons.PENDING):
+        return f"{missing.reason}: {missing.message}"
+    if not known or used or (cluster.gateways is not None and cluster.gateways.missing):
+        return ""
+    return f"no gateway uses it: {_lacks(known)}"
+
+
+def _lack_of(cluster: _Cluster, ref: TargetRef) -> str:
+    """How many gateways do not use an external target, and why; "": none."""
+    if ref.kind != "External" or ref.key not in cluster.route.externals:
+        return ""
+    known = _at_gateways(cluster, ref.key)
+    unused = [one for one in known if one.state == "Unused"]
+    return f"is not used at {len(unused)} {_of(known)} ({_lacks(unused)})" if unused else ""
+
+
+def _lacks(unused: list[ExternalStats]) -> str:
+    """What gateways lack that do not use a target."""
+    return ", ".join(sorted({one.reason for one in unused if one.reason})) or "the gateways do not say why"
+
+
+def _of(known: list[ExternalStats]) -> str:
+    return f"of {len(known)} {'gateway' if len(known) == 1 else 'gateways'}"
 
 
 def _at_gateways(cluster: _Cluster, target: str) -> list[ExternalStats]:
@@ -224,10 +269,9 @@ def _pause_of(cluster: _Cluster, ref: TargetRef) -> str:
     known = _at_gateways(cluster, ref.key)
     resting = sum(one.rests for one in known)
     full = sum(not one.rests and _is_full(cluster.route, one) for one in known)
-    of = f"of {len(known)} {'gateway' if len(known) == 1 else 'gateways'}"
-    parts = [f"rests at {resting} {of}"] if resting else []
+    parts = [f"rests at {resting} {_of(known)}"] if resting else []
     if full:
-        parts.append(f"has as many requests as maxConcurrentRequests allows at {full} {of}")
+        parts.append(f"has as many requests as maxConcurrentRequests allows at {full} {_of(known)}")
     return " and ".join(parts)
 
 
@@ -344,5 +388,3 @@ def _print(cluster: _Cluster, question: RouteQuestion, found: RouteExplanation) 
         out.print(
             "The operator has not looked at this version of the route yet: whether hosts and keys are there is unknown."
         )
-    if not _served(found):
-        out.print("No target can be used: the request gets 503 no_route_target.")

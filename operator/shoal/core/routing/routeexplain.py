@@ -73,16 +73,19 @@ def explain_route(
     facts: RequestFacts,
     why_not: Callable[[TargetRef], str],
     pause_of: Callable[[TargetRef], str] = lambda ref: "",
+    lack_of: Callable[[TargetRef], str] = lambda ref: "",
 ) -> RouteExplanation:
-    """`why_not`: why a target cannot be used by the tenant; "": it can. `pause_of`: at which gateways a target that can
-    be used gets no requests now, and why; "": at none. A pause changes the notes, not the shares."""
+    """`why_not`: why a target cannot be used by the tenant; "": it can. Of a target that can be used, `pause_of`: at
+    which gateways it gets no requests now, and why; `lack_of`: which gateways do not use it, and why; "": none. Both
+    change the notes, not the shares."""
     rule = next((rule for rule in route.rules if matches(rule, facts)), None)
     if rule is None:
         return RouteExplanation(None, ())
     targets = frozenset(ref.key for ref in rule.destinations())
     shares = _shares(rule, why_not)
     noted = tuple(
-        share._replace(note=_with_pause(shares, number, pause_of(share.ref))) for number, share in enumerate(shares)
+        share._replace(note=_noted(shares, number, lack_of(share.ref), pause_of(share.ref)))
+        for number, share in enumerate(shares)
     )
     return RouteExplanation(rule.name, noted, rule.cost, targets)
 
@@ -144,19 +147,35 @@ def _shares(rule: DeclaredRule, why_not: Callable[[TargetRef], str]) -> tuple[Ta
     return tuple(found)
 
 
-def _with_pause(shares: tuple[TargetShare, ...], number: int, pause: str) -> str:
-    """The note of a share, with what becomes of its requests where its target gets none now."""
+def _noted(shares: tuple[TargetShare, ...], number: int, lack: str, pause: str) -> str:
+    """The note of a share, with what becomes of its requests where its target gets none."""
     share = shares[number]
-    if not pause or not (share.percent or (share.role == "fallback" and not share.note)):
+    if not (share.percent or (share.role == "fallback" and not share.note)):
         return share.note
+    parts = [share.note] if share.note else []
+    for text, instead in ((lack, _without(shares, number)), (pause, _meanwhile(shares, number))):
+        if text:
+            parts.append(f"{text}: {instead}" if share.percent else text)
+    return "; ".join(parts)
+
+
+def _meanwhile(shares: tuple[TargetShare, ...], number: int) -> str:
+    """What becomes of a share where its target gets no requests now."""
     # What comes later may take over: a canary's share its targets, every share the fallbacks.
     later = [one.role for one in shares[number + 1 :] if not one.note]
-    if not share.percent:
-        text = pause
-    elif share.role == "canary" and "target" in later:
-        text = f"{pause}: targets get its share there"
-    elif "fallback" in later:
-        text = f"{pause}: a fallback gets its share there"
-    else:
-        text = f"{pause}: its requests get 503 external_unavailable there"
-    return f"{share.note}; {text}" if share.note else text
+    if shares[number].role == "canary" and "target" in later:
+        return "targets get its share there"
+    if "fallback" in later:
+        return "a fallback gets its share there"
+    return "its requests get 503 external_unavailable there"
+
+
+def _without(shares: tuple[TargetShare, ...], number: int) -> str:
+    """What becomes of a share where its target is not used at all: there the other targets share its requests."""
+    role = shares[number].role
+    others = [one.role for at, one in enumerate(shares) if at != number and not one.note and one.percent]
+    if role == "target" and "target" in others:
+        return "other targets get its share there"
+    if "canary" in others and not any(one.role == "fallback" and not one.note for one in shares[number + 1 :]):
+        return "the canary gets its share there"
+    return _meanwhile(shares, number)
