@@ -447,6 +447,8 @@ def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
         ),
         ({"ledger": {"hoursRetentionDays": 7}}, "minimum: got 7, want 32"),
         ({"ledger": {"persistence": {"size": "much"}}}, "does not match pattern"),
+        ({"gateway": {"persistence": {"size": "2"}}}, "does not match pattern"),
+        ({"gateway": {"persistence": {"size": "1.5Gi"}}}, "does not match pattern"),
         ({"gateway": {"replicas": 0}}, "minimum: got 0, want 1"),
         ({"hubEndpoint": "hub.example.com"}, "does not match pattern"),
         ({"gateway": {"tls": {"secretName": "Not_Valid"}}}, "does not match pattern"),

@@ -109,7 +109,7 @@ class ServiceValues(Section):
 class Persistence(Section):
     enabled: bool = True
     """Keeps usage records on a volume. Off: records that the ledger does not have yet are lost with the pod."""
-    size: str = "2Gi"
+    size: str = Field(default="2Gi", pattern=_SIZE)
     """Size of each gateway's volume."""
     storage_class_name: str = ""
     """StorageClass; empty: the cluster's default."""
