@@ -166,4 +166,23 @@ def test_what_tenants_used_outlives_every_change_of_the_release(bare: ApiServer)
     assert claim() == first
     release(bare, "install", "shoal", CHART)
     assert claim() == first
+
+    # A claim without a class may get one, and keeps it.
+    fast, slow = ({"ledger": {"persistence": {"storageClassName": name}}} for name in ("fast", "slow"))
+    release(bare, "upgrade", "shoal", CHART, fast)
+    release(bare, "upgrade", "shoal", CHART, fast)
+    with pytest.raises(AssertionError) as refused:
+        release(bare, "upgrade", "shoal", CHART, slow)
+    assert "ledger.persistence.storageClassName cannot change from fast to slow in place" in str(refused.value)
+    assert "run kubectl -n shoal-system delete pvc shoal-ledger" in str(refused.value), "nothing has bound it"
+    bound = '{"status": {"phase": "Bound"}}'
+    bare.kubectl("patch", "pvc", "shoal-ledger", "-n=shoal-system", "--subresource=status", "--type=merge", "-p", bound)
+    with pytest.raises(AssertionError) as refused:
+        release(bare, "upgrade", "shoal", CHART, slow)
+    assert "cannot change from fast to slow in place" in str(refused.value)
+    assert "Set the value back to fast, or move the records" in str(refused.value)
+    assert "delete pvc" not in str(refused.value)
+    # It is not looked at where the records are in PostgreSQL.
+    release(bare, "upgrade", "shoal", CHART, {"ledger": {**slow["ledger"], "database": {"secretName": "db"}}})
+    assert claim() == first
     helm(bare, "uninstall", "shoal", "--namespace=shoal-system")

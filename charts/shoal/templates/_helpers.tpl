@@ -58,6 +58,20 @@ app.kubernetes.io/part-of: shoal
 {{- end -}}
 {{- end -}}
 
+{{/* A claim keeps its class; Kubernetes' own error names neither the value nor a way. An empty value may be the class that
+     the claim has, and a claim without a class may get one. */}}
+{{- define "shoal.sameClass" -}}
+{{- $old := lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace .name -}}
+{{- $class := ($old.spec).storageClassName | default "" -}}
+{{- if and $class .class (ne $class .class) -}}
+{{- $change := printf "%s.storageClassName cannot change from %s to %s in place: the PersistentVolumeClaim %s keeps its class" .value $class .class .name -}}
+{{- if eq (($old.status).phase | default "") "Pending" -}}
+{{- fail (printf "%s. It is Pending and holds no data: run kubectl -n %s delete pvc %s, and repeat this command" $change .root.Release.Namespace .name) -}}
+{{- end -}}
+{{- fail (printf "%s, and it holds all usage records. Set the value back to %s, or move the records to a claim of the new class first, as docs/ledger.md says under Another StorageClass: with the ledger stopped, no record is lost" $change $class) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The operator's configuration file: `OperatorConfig` of api/config.py. */}}
 {{- define "shoal.config" -}}
 {{- $engines := .Values.engines -}}
