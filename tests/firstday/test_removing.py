@@ -65,3 +65,9 @@ def test_every_secret_that_processes_make_is_deleted() -> None:
     made |= {names.key_secret(role) for role in (*keys.BUNDLES, *keys.PEOPLE)}
     made |= {process_name(role) for role in ROLES}
     assert set(found[1].split()) == made
+
+
+def test_the_config_map_that_the_operator_makes_is_deleted() -> None:
+    assert f"kubectl -n shoal-system delete configmap {names.AUTHORITY_CONFIG_MAP} --ignore-not-found" in lines(
+        removing()
+    )

@@ -279,8 +279,9 @@ OTHER_WRITERS: Final = {
         "merge_patch PERSISTENTVOLUMES",
     },  # of the node cache
     "shoal.controllers.installkey": {"apply SECRETS", "create SECRETS", "delete SECRETS"},  # the install key
-    # The authority, certificates of gateways and ledger; a Model's, which is also renewed while the Model is paused.
-    "shoal.controllers.transport": {"apply SECRETS", "create SECRETS"},
+    # The authority, and its certificate for people; certificates of gateways and ledger; a Model's, which is also
+    # renewed while the Model is paused.
+    "shoal.controllers.transport": {"apply CONFIGMAPS", "apply SECRETS", "create SECRETS"},
     "shoal.controllers.route.externalkeys": {"apply SECRETS"},  # API keys of external targets, for gateways
     "shoal.controllers.keda.endpoints": {"apply ENDPOINTSLICES"},  # where KEDA finds the leader
     "shoal.controllers.health": {"merge_patch NODES"},  # a label on nodes whose GPUs are out of use

@@ -181,7 +181,7 @@
   - create
   - patch
   - delete
-# the CA of the external scaler, for KEDA
+# the CA of the external scaler, for KEDA, and the CA of gateways and ledger, for their callers
 - apiGroups:
   - ''
   resources:
@@ -493,6 +493,15 @@
   - shoal-key-billing
   verbs:
   - get
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 # find the ledger
 - apiGroups:
   - ''
@@ -517,6 +526,15 @@
   - secrets
   resourceNames:
   - shoal-key-logs
+  verbs:
+  - get
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
   verbs:
   - get
 # find the gateways
@@ -615,6 +633,15 @@
   - https:shoal-gateway-pods:9443
   verbs:
   - get
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 {{- end }}
 {{- define "shoal.rules.role.shoal-billing" -}}
 # get a token of the account of this role
@@ -646,6 +673,15 @@
   verbs:
   - get
   - create
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 # read the price lists in force
 - apiGroups:
   - ''
@@ -686,6 +722,15 @@
   verbs:
   - get
   - delete
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 # find gateways that were scaled down and left their volume
 - apiGroups:
   - ''
@@ -797,6 +842,15 @@
   - https:shoal-gateway-pods:9443
   verbs:
   - get
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 {{- end }}
 {{- define "shoal.rules.role.shoal-tenant-admin" -}}
 # get a token of the account of this role
@@ -842,6 +896,15 @@
   verbs:
   - get
   - create
+# verify gateways and ledger at --gateway-url and --ledger-url
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  resourceNames:
+  - shoal-mtls-ca
+  verbs:
+  - get
 {{- end }}
 {{- define "shoal.rules.account.shoal-viewer" -}}
 # what a token of this account may ask
@@ -1177,7 +1240,7 @@
   - create
   - patch
   - delete
-# the CA of the external scaler, for KEDA
+# the CA of the external scaler, for KEDA, and the CA of gateways and ledger, for their callers
 - apiGroups:
   - ''
   resources:

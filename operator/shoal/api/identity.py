@@ -16,6 +16,8 @@ DOMAIN: Final = "shoal.internal"
 """Domain of the DNS names. It is not resolvable: peers are dialled by address."""
 
 ProcessRole = Literal["gateway", "operator", "ledger"]
+MTLS_NEEDED: Final = "mutual TLS is needed: this port answers probes only"
+"""What a plain port says where every process uses mutual TLS."""
 PROCESS_ROLES: Final[tuple[ProcessRole, ...]] = get_args(ProcessRole)
 
 

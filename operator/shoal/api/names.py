@@ -128,6 +128,9 @@ EXTERNAL_KEYS_SECRET: Final = "shoal-external-keys"  # noqa: S105 - a name, not 
 """Secret in Shoal's namespace with the API keys of external targets, for gateways."""
 AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name, not a secret
 """Secret in Shoal's namespace with the authority of all certificates, made and read by the operator only."""
+AUTHORITY_CONFIG_MAP: Final = "shoal-mtls-ca"
+"""ConfigMap in Shoal's namespace with the certificates of all trusted authorities, without a key: TRUST_FILE. People
+and programs verify gateways and ledger with it."""
 LEASE_NAME: Final = "shoal-operator"
 DECISIONS_ACCOUNT: Final = "shoal-decisions"
 """ServiceAccount in Shoal's namespace that may only read the operator's decisions. The command line requests a token

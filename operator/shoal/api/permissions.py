@@ -102,7 +102,12 @@ OPERATOR: Final = (
         ("scaledobjects", "triggerauthentications"),
         KEEP,
     ),
-    Permission("the CA of the external scaler, for KEDA", "", ("configmaps",), ("get", "create", "patch", "delete")),
+    Permission(
+        "the CA of the external scaler, for KEDA, and the CA of gateways and ledger, for their callers",
+        "",
+        ("configmaps",),
+        ("get", "create", "patch", "delete"),
+    ),
     Permission("find other autoscalers of a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
     Permission("learn why an autoscaler adds no node for a pending replica", "events.k8s.io", ("events",), ("list",)),
     Permission("learn why Kueue does not admit a replica", "kueue.x-k8s.io", ("workloads",), ("list",)),
@@ -198,8 +203,17 @@ def _key(role: str) -> Permission:
     return Permission("read the key of this role", "", ("secrets",), ("get",), (names.key_secret(role),))
 
 
+_CA: Final = Permission(
+    "verify gateways and ledger at --gateway-url and --ledger-url",
+    "",
+    ("configmaps",),
+    ("get",),
+    (names.AUTHORITY_CONFIG_MAP,),
+)
+
 BILLING: Final = (
     _key("billing"),
+    _CA,
     Permission("find the ledger", "", ("pods",), ("list",)),
     Permission(
         "`kubectl shoal usage` and `bill` call it through the API server's proxy",
@@ -211,6 +225,7 @@ BILLING: Final = (
 """For people who may see usage and bills of tenants, in Shoal's namespace. Bound by hand."""
 LOGS: Final = (
     _key("logs"),
+    _CA,
     Permission("find the gateways", "", ("pods",), ("list",)),
     Permission("find gateways that were scaled down and left their volume", "", ("persistentvolumeclaims",), ("list",)),
     Permission(
@@ -249,11 +264,13 @@ ROLES: Final[dict[str, tuple[Permission, ...]]] = {
     rights.BILLING: (
         _token(rights.BILLING),
         *_reach(*_LEDGER, ("get", "create")),
+        _CA,
         Permission("read the price lists in force", "", ("configmaps",), ("get",), (names.PRICES_CONFIG_MAP,)),
     ),
     rights.LOGS: (
         _token(rights.LOGS),
         *_reach(*_GATEWAYS, ("get", "delete")),
+        _CA,
         Permission(
             "find gateways that were scaled down and left their volume",
             "",
@@ -270,11 +287,13 @@ ROLES: Final[dict[str, tuple[Permission, ...]]] = {
         *_reach(*_OPERATOR, ("get",)),
         *_reach(*_LEDGER, ("get",)),
         *_reach(*_GATEWAYS, ("get",)),
+        _CA,
     ),
     rights.TENANT_ADMIN: (
         _token(rights.TENANT_ADMIN),
         Permission("edit Tenants and their API keys", GROUP, ("tenants",), (*READ, *WRITE)),
         *_reach(*_LEDGER, ("get", "create")),
+        _CA,
     ),
 }
 """For people, one ClusterRole per task. Bound by hand, never aggregated (docs/roles.md)."""
@@ -290,6 +309,7 @@ REACH: Final = (
     *_reach(*_OPERATOR, ("get",)),
     *_reach(*_LEDGER, ("get",)),
     *_reach(*_GATEWAYS, ("get",)),
+    _CA,
 )
 """For people with the role of a viewer in some namespace, in Shoal's namespace: they call what answers them."""
 

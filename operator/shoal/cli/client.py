@@ -19,10 +19,12 @@ import orjson
 from pydantic import ValidationError
 
 from shoal.api import names
+from shoal.api.identity import MTLS_NEEDED, ProcessRole
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
 from shoal.api.rights import Right, roles_with
 from shoal.cli.roletokens import RoleTokens, binding_name, subject, user_name
+from shoal.cli.trust import AuthoritySource, Connect, NotVerified, ServiceTrust
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, NotFound, Unauthorized, from_status
 from shoal.kube.projections import problems_of
@@ -111,22 +113,35 @@ class ServiceClient(ABC):
     """Client of one service of an installation. Calls raise Unreachable, ServiceRefused, and KubeError when the API
     server itself fails."""
 
-    service: ClassVar[str]
-    """Name of the service in error messages."""
+    service: ClassVar[ProcessRole]
+    """Name of the service, in error messages and in its certificate."""
     namespace_option: ClassVar[str]
     """Option that sets Shoal's namespace."""
+    url_option: ClassVar[str]
     by_role: ClassVar[RoleService]
     _tls: bool | None = None
     """Whether the Service speaks TLS; None: not looked up yet."""
 
     def __init__(
-        self, cluster: KubeClient | None, namespace: str, url: str | None = None, key: str | None = None
+        self,
+        cluster: KubeClient | None,
+        namespace: str,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        ca_file: str | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """`namespace` is Shoal's own. `url` bypasses the API server's proxy. `cluster` is required unless both `url`
-        and `key` are given."""
+        and `key` are given: then `connect` is used where the CA of the installation has to be read. `ca_file` has this
+        CA."""
         self._cluster, self._namespace = cluster, namespace
         self._url = None if url is None else url.rstrip("/")
         self._key: str | None = key
+        self._trust: ServiceTrust | None = None
+        if self._url is not None and self._url.lower().startswith("https:") and self.by_role.tls_port is not None:
+            source = AuthoritySource(namespace, ca_file, cluster, connect)
+            self._trust = ServiceTrust(self._url, self.service, source)
         self._tokens: RoleTokens | None = None
         if cluster is not None and key is None:
             self._tokens = RoleTokens(cluster, namespace, self.by_role.audience)
@@ -301,6 +316,8 @@ class ServiceClient(ABC):
             )
         else:
             status, content = await self._direct(method, path, headers, body, seconds)
+        if status == 403 and not target.name and MTLS_NEEDED in message_of(content):
+            raise Unreachable(self._wrong_port())
         if status == 403 and target.token and as_object(content).get("kind") != "Status":
             raise ServiceRefused(message_of(content), status)
         if status == 401 and target.token:
@@ -313,14 +330,36 @@ class ServiceClient(ABC):
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, seconds: float
     ) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        try:
+
+        async def send(tls: Mapping[str, Any]) -> tuple[int, bytes]:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.request(method, f"{self._url}{path}", headers=headers, data=body) as response,
+                session.request(method, f"{self._url}{path}", headers=headers, data=body, **tls) as response,
             ):
                 return response.status, await response.read()
+
+        try:
+            return await (send({}) if self._trust is None else self._trust.call(send))
+        except NotVerified as error:
+            raise Unreachable(str(error)) from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise APIServerUnavailable(str(error) or type(error).__name__) from error
+
+    def _forwarding(self, what: str, port: int, *, tls: bool) -> str:
+        """How a person reaches a port past the API server's proxy. `what`: a pod, or service/NAME."""
+        return (
+            f"kubectl -n {self._namespace} port-forward {what} {port}, and {self.url_option} "
+            f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+        )
+
+    def _wrong_port(self) -> str:
+        service = self.by_role
+        if service.tls_port is None:
+            return f"{self._url} does not answer: {MTLS_NEEDED}"
+        return (
+            f"mutual TLS is on, so {self._url} answers probes only. Try: "
+            f"{self._forwarding(f'service/{service.name}', service.tls_port, tls=True)}"
+        )
 
     async def _role_key(self, role: str) -> str:
         """Key of a role, read from the installation's Secret. Raises Unreachable, KubeError."""

@@ -167,7 +167,7 @@ def command(
 
     async def work() -> None:
         async with await installation.connect() as client:
-            gateways = GatewayClient(client, installation.namespace, installation.url)
+            gateways = GatewayClient(client, installation.namespace, installation.url, ca_file=installation.ca_file)
             entries, logging = await _newest(gateways, wanted, limit)
             for warning in await left_behind(client, installation.namespace):
                 click.echo(f"missing: {warning}", err=True)
@@ -212,7 +212,7 @@ def delete(
 
     async def work() -> tuple[JsonObject, list[str]]:
         async with await installation.connect() as client:
-            gateways = GatewayClient(client, installation.namespace, installation.url)
+            gateways = GatewayClient(client, installation.namespace, installation.url, ca_file=installation.ca_file)
             answer = await gateways.json("DELETE", names.LOGS_PATH, {"tenant": tenant, "user": user})
             return answer, [*_warnings(answer), *await left_behind(client, installation.namespace)]
 

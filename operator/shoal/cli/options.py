@@ -7,6 +7,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import click
 
+from shoal.api import names
 from shoal.kube.client import KubeClient
 
 P = ParamSpec("P")
@@ -27,6 +28,8 @@ class Installation:
     """URL of the service. None: it is called through the API server's proxy."""
     key: str | None = None
     """Key for the service. None: the client reads it from the cluster."""
+    ca_file: str | None = None
+    """File with the CA of the installation. None: the client reads it from the cluster."""
 
     async def connect(self) -> KubeClient:
         """Connects to the cluster. Raises ValueError, OSError."""
@@ -39,11 +42,28 @@ def kubeconfig_options(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")(command)
 
 
+def ca_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Adds the parameter `ca_file`."""
+    return click.option(
+        "--ca-file",
+        envvar="SHOAL_CA_FILE",
+        show_envvar=True,
+        help=f"CA for an https URL. Default: from the ConfigMap {names.AUTHORITY_CONFIG_MAP}.",
+    )(command)
+
+
 def _service_options(
-    namespace: str, url: str, url_help: str, key: str | None = None, key_help: str = "", key_variable: str | None = None
+    namespace: str,
+    url: str,
+    url_help: str,
+    key: str | None = None,
+    key_help: str = "",
+    key_variable: str | None = None,
+    *,
+    tls: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes a decorator that adds the options of a service as one parameter `installation`. `namespace`, `url` and
-    `key` are names of options."""
+    `key` are names of options; `tls`: the service may speak TLS."""
 
     def options(command: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(command)
@@ -54,10 +74,13 @@ def _service_options(
                 values.pop(_parameter(namespace)),
                 values.pop(_parameter(url)),
                 values.pop(_parameter(key)) if key is not None else None,
+                values.pop("ca_file") if tls else None,
             )
             return cast("Callable[..., Any]", command)(*args, installation=found, **values)
 
         wrapped: Any = with_installation
+        if tls:
+            wrapped = ca_option(wrapped)
         if key is not None:
             wrapped = click.option(key, envvar=key_variable, show_envvar=True, help=key_help)(wrapped)
         wrapped = click.option(url, help=url_help)(wrapped)
@@ -70,7 +93,10 @@ def _service_options(
 
 
 operator_options = _service_options(
-    "--operator-namespace", "--operator-url", "URL of the operator. Default: through the API server's proxy."
+    "--operator-namespace",
+    "--operator-url",
+    "URL of the operator. Default: through the API server's proxy.",
+    tls=False,
 )
 gateway_options = _service_options(
     "--operator-namespace",

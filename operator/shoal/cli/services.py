@@ -36,6 +36,8 @@ LEDGER_PODS: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_LEDGER}"
 _LOG_SECONDS: Final = {"GET": 30.0, "DELETE": 180.0}
 """Timeouts in seconds: a gateway waits for the other gateways and for the bucket."""
 _LEDGER_SECONDS: Final = 60.0
+_NOT_CONNECTED: Final = "error trying to reach service"
+"""In the API server's answer where its proxy cannot connect."""
 _NOT_LEADING: Final = "NotLeading"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
 _POOL_UNKNOWN: Final = "PoolUnknown"
@@ -46,6 +48,7 @@ class OperatorClient(ServiceClient):
 
     service = "operator"
     namespace_option = "--operator-namespace"
+    url_option = "--operator-url"
     by_role = RoleService(
         names.OPERATOR_SERVICE, names.OPS_PORT, None, rights.OPERATOR_AUDIENCE, rights.OPERATOR, tries=30
     )
@@ -124,9 +127,8 @@ class OperatorClient(ServiceClient):
             )
         return Unreachable(
             f"the API server does not reach port {target.port} of the operator, {target.where}: {error.message}. "
-            "Where a NetworkPolicy or a firewall is between them, try: kubectl -n "
-            f"{self._namespace} port-forward {target.forwarded} {target.port}, and --operator-url "
-            f"http://127.0.0.1:{target.port}"
+            "Where a NetworkPolicy or a firewall is between them, try: "
+            f"{self._forwarding(target.forwarded, target.port, tls=target.tls)}"
         )
 
     def _missing_right(self, error: KubeError) -> MissingRight:
@@ -146,6 +148,7 @@ class GatewayClient(ServiceClient):
 
     service = "gateway"
     namespace_option = "--operator-namespace"
+    url_option = "--gateway-url"
     by_role = RoleService(
         names.GATEWAY_OPS_SERVICE, names.OPS_PORT, names.OPS_TLS_PORT, rights.GATEWAY_AUDIENCE, rights.GATEWAY, tries=3
     )
@@ -194,7 +197,12 @@ class GatewayClient(ServiceClient):
             return self._missing_right(error)
         if self._url is not None and error.status is None:
             return Unreachable(f"{self._url} does not answer: {error.message}")
-        return Unreachable(error.message)
+        if not target.name or _NOT_CONNECTED not in error.message:
+            return Unreachable(error.message)
+        return Unreachable(
+            f"the API server does not reach the gateway, {target.where}: {error.message}. Where a NetworkPolicy or a "
+            f"firewall is between them, try: {self._forwarding(target.forwarded, target.port, tls=target.tls)}"
+        )
 
     def _missing_right(self, error: KubeError) -> MissingRight:
         return MissingRight(
@@ -210,6 +218,7 @@ class LedgerClient(ServiceClient):
 
     service = "ledger"
     namespace_option = "--ledger-namespace"
+    url_option = "--ledger-url"
     by_role = RoleService(
         names.LEDGER_SERVICE, names.LEDGER_PORT, names.LEDGER_TLS_PORT, rights.LEDGER_AUDIENCE, rights.LEDGER, tries=2
     )
@@ -278,9 +287,17 @@ class LedgerClient(ServiceClient):
         if self._url is not None and error.status is None:
             return Unreachable(f"the ledger at {self._url} does not answer: {error.message}")
         where = f", {target.where}" if target.name else ""
-        return self._unreachable(error, f"the API server does not reach the ledger{where}")
+        what = f"service/{names.LEDGER_SERVICE}"
+        return self._unreachable(
+            error,
+            f"the API server does not reach the ledger{where}",
+            ". Where a NetworkPolicy or a firewall is between them, try: "
+            f"{self._forwarding(what, target.port, tls=target.tls)}"
+            if target.name
+            else "",
+        )
 
-    def _unreachable(self, error: KubeError, what: str) -> Unreachable:
+    def _unreachable(self, error: KubeError, what: str, advice: str = "") -> Unreachable:
         namespace = self._namespace
         if isinstance(error, Forbidden):
             return Unreachable(
@@ -288,11 +305,7 @@ class LedgerClient(ServiceClient):
                 f"at other prices) in namespace {namespace}",
                 error.message,
             )
-        return Unreachable(
-            f"{what}: {error.message}. Where a NetworkPolicy or a firewall is between them, try: kubectl -n "
-            f"{namespace} port-forward service/shoal-ledger {names.LEDGER_PORT}, and --ledger-url "
-            f"http://127.0.0.1:{names.LEDGER_PORT}"
-        )
+        return Unreachable(f"{what}: {error.message}{advice}")
 
     def _missing_right(self, error: KubeError) -> MissingRight:
         return MissingRight(
@@ -309,7 +322,14 @@ async def open_ledger(installation: Installation) -> AsyncGenerator[LedgerClient
         cluster: KubeClient | None = None
         if installation.url is None or installation.key is None:
             cluster = await stack.enter_async_context(await installation.connect())
-        yield LedgerClient(cluster, installation.namespace, installation.url, installation.key)
+        yield LedgerClient(
+            cluster,
+            installation.namespace,
+            installation.url,
+            installation.key,
+            ca_file=installation.ca_file,
+            connect=installation.connect,
+        )
 
 
 def call_ledger(installation: Installation, work: Callable[[LedgerClient], Coroutine[Any, Any, R]]) -> R:

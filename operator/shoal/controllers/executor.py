@@ -25,7 +25,7 @@ It has two entries. They may run at the same time for one Model: each reads the 
 | deleted: what is on classes that are not used any more, old ResourceClaimTemplates and keys | the same | |
 
 What else the operator writes (status, Jobs that read sources, volumes of the node cache, the installation's own
-Secrets) is listed in `tests/unit/test_house.py`, which fails on any other writer.
+Secrets and the ConfigMap with its CA) is listed in `tests/unit/test_house.py`, which fails on any other writer.
 """
 
 from collections.abc import Callable, Mapping

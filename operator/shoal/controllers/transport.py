@@ -23,7 +23,7 @@ from shoal.core import certificates, children, facts
 from shoal.core.certificates import Leaf, Wanted
 from shoal.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from shoal.kube.projections import Custom
-from shoal.kube.resources import SECRETS
+from shoal.kube.resources import CONFIGMAPS, SECRETS
 from shoal.manifests import certificates as manifests
 from shoal.manifests.shape import Named
 from shoal.net import pki
@@ -91,6 +91,7 @@ class CertificateIssuer:
                     await self.read(leads=leads)
                     if leads:
                         await self._processes()
+                        await self._publish()
                         await self._models()
                 except (KubeError, CertificateUnusable) as error:
                     log.warning("certificates", error=str(error), consequence="those that there are stay in use")
@@ -231,6 +232,24 @@ class CertificateIssuer:
                 pair, leaf = self._issue(current, wanted, renewal.reason, calls=True)
                 secret = manifests.process(namespace, role, pair, self._kept.trust, leaf)
                 await client.apply(SECRETS, secret, manager=names.MANAGER_INSTALL)
+
+    async def _publish(self) -> None:
+        """The trusted authorities, for people and programs that call gateways and ledger without a certificate."""
+        client, namespace = self._world.client, self._world.namespace
+        if self._kept.current is None:
+            return
+        wanted = manifests.trusted(namespace, self._kept.trust)
+        try:
+            try:
+                found = await client.get(CONFIGMAPS, names.AUTHORITY_CONFIG_MAP, namespace)
+            except NotFound:
+                found = None
+            if found is None or found.get("data") != wanted["data"]:
+                await client.apply(CONFIGMAPS, wanted, manager=names.MANAGER_INSTALL)
+        except KubeError as error:
+            if error.unanswered:
+                raise
+            log.warning("ConfigMap of the authorities", name=names.AUTHORITY_CONFIG_MAP, error=error.message)
 
     async def _models(self) -> None:
         """Those of all pods that show one, whatever becomes of their Models: one that is paused, or not accepted any

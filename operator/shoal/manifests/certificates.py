@@ -29,6 +29,20 @@ def authority(namespace: str, data: Mapping[str, str], resource_version: str | N
     return secret
 
 
+def trusted(namespace: str, trust: str) -> JsonObject:
+    """The ConfigMap with the certificates of the trusted authorities, for clients that are no process of Shoal."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": names.AUTHORITY_CONFIG_MAP,
+            "namespace": namespace,
+            "labels": {names.LABEL_PART_OF: "shoal", names.LABEL_MANAGED_BY: names.MANAGED_BY},
+        },
+        "data": {names.TRUST_FILE: trust},
+    }
+
+
 def process_name(role: ProcessRole) -> str:
     """Name of the Secret that the chart mounts."""
     return f"shoal-{role}-tls"

@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from shoal.api import names
-from shoal.api.identity import PROCESS_ROLES, ProcessRole, role_of, server_name
+from shoal.api.identity import MTLS_NEEDED, PROCESS_ROLES, ProcessRole, role_of, server_name
 from shoal.net import pki
 from shoal.net.pki import CertificatePair, CertificateUnusable
 
@@ -164,7 +164,7 @@ def refusal(credentials: TLSCredentials | None, role: str, *, secured: bool, sho
     """
     if not secured:
         strict = credentials is not None and credentials.strict
-        return "mutual TLS is needed: this port answers probes only" if strict else None
+        return MTLS_NEEDED if strict else None
     if role in PROCESS_ROLES and shown != role:
         return f"a certificate of role {role} is needed besides its key"
     return None

@@ -12,6 +12,8 @@ from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
 from shoal.core import children
 from shoal.kube.errors import KubeError, NotFound, from_status
+from shoal.kube.resources import CONFIGMAPS
+from shoal.net.authorities import KeptAuthorities
 from tests.support.operators import CONFIG, NAMESPACE, model
 from tests.support.owners import LabelsSuffice
 
@@ -26,6 +28,9 @@ class Cluster:
         """`everywhere`: those of all Models."""
         self.refusal, self.everywhere = refusal, everywhere
         self.refused = 0
+        self.no_config_maps = False
+        self.config_maps: list[JsonObject] = []
+        """As they were written, one after the other."""
         self.secrets: dict[tuple[str, str], JsonObject] = {}
 
     async def get(self, _resource: Any, name: str, namespace: str) -> JsonObject:
@@ -38,8 +43,12 @@ class Cluster:
     async def create(self, resource: Any, obj: JsonObject, *, manager: str) -> JsonObject:
         return await self.apply(resource, obj, manager=manager)
 
-    async def apply(self, _resource: Any, obj: JsonObject, *, manager: str) -> JsonObject:
+    async def apply(self, resource: Any, obj: JsonObject, *, manager: str) -> JsonObject:
         metadata = obj["metadata"] | {"resourceVersion": "1"}
+        if resource is CONFIGMAPS:
+            if self.no_config_maps:
+                raise self.refusal
+            self.config_maps.append(obj)
         if metadata["namespace"] == "refusing" or (self.everywhere and metadata["namespace"] != NAMESPACE):
             self.refused += 1
             raise self.refusal
@@ -66,12 +75,17 @@ def put(world: World, namespace: str) -> None:
     world.pods.upsert({"metadata": metadata | {"labels": labels, "annotations": annotations}, "spec": {}, "status": {}})
 
 
-async def run(refusal: KubeError, *, everywhere: bool = False) -> Cluster:
-    cluster = Cluster(refusal, everywhere=everywhere)
+def world_of(cluster: Cluster) -> World:
     world = World(cast("Any", cluster), CONFIGURED, NAMESPACE, cast("Any", None), ownership=LabelsSuffice())
     for namespace in ("refusing", *(f"ns-{n}" for n in range(MODELS))):
         put(world, namespace)
-    task = asyncio.create_task(CertificateIssuer(world).run(leads=True))
+    return world
+
+
+async def run(refusal: KubeError, *, everywhere: bool = False, no_config_maps: bool = False) -> Cluster:
+    cluster = Cluster(refusal, everywhere=everywhere)
+    cluster.no_config_maps = no_config_maps
+    task = asyncio.create_task(CertificateIssuer(world_of(cluster)).run(leads=True))
     await asyncio.sleep(0.5)  # it looks again after 30 s
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -89,6 +103,32 @@ async def run(refusal: KubeError, *, everywhere: bool = False) -> Cluster:
 )
 async def test_a_refused_certificate_keeps_no_other_model_from_its_own(refusal: KubeError) -> None:
     assert (await run(refusal)).of_models() == MODELS
+
+
+FORBIDDEN = from_status(403, {"message": "forbidden", "reason": "Forbidden"})
+
+
+async def test_people_find_the_authorities_without_their_keys() -> None:
+    cluster = await run(FORBIDDEN)
+    (written,) = cluster.config_maps
+    assert (written["metadata"]["namespace"], written["metadata"]["name"]) == (NAMESPACE, names.AUTHORITY_CONFIG_MAP)
+    secret = KeptAuthorities.texts(cluster.secrets[NAMESPACE, names.AUTHORITY_SECRET])
+    assert written["data"] == {"ca.crt": secret["ca.crt"]}
+    assert "PRIVATE KEY" not in str(written)
+    # It is written again when somebody has changed it, and only then.
+    config_map = cluster.secrets[NAMESPACE, names.AUTHORITY_CONFIG_MAP]
+    for data, writes in ((config_map["data"], 1), ({"ca.crt": "another's"}, 2)):
+        cluster.secrets[NAMESPACE, names.AUTHORITY_CONFIG_MAP] = config_map | {"data": data}
+        task = asyncio.create_task(CertificateIssuer(world_of(cluster)).run(leads=True))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(cluster.config_maps) == writes
+    assert cluster.config_maps[-1]["data"] == written["data"]
+
+
+async def test_a_refused_config_map_keeps_no_model_from_its_certificate() -> None:
+    assert (await run(FORBIDDEN, no_config_maps=True)).of_models() == MODELS
 
 
 async def test_an_api_server_that_does_not_answer_is_not_asked_for_each_model() -> None:

@@ -76,7 +76,8 @@ async def gather(
         raw = [model async for model in client.list(MODELS, namespace=namespace)]
     notes: list[str] = []
     costs = await _costs(client, notes)
-    page = await TrafficClient(client, installation.namespace, installation.url).get(
+    gateways = TrafficClient(client, installation.namespace, installation.url, ca_file=installation.ca_file)
+    page = await gateways.get(
         names.TRAFFIC_PATH,
         {"namespace": namespace, "model": name, "since": str((now - since).timestamp()), "requests": str(requests)},
         TrafficPage,

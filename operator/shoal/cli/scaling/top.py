@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.api.decisions import Decisions, ModelScaling
 from shoal.cli.client import Unreachable, run_command
-from shoal.cli.options import Installation, operator_options
+from shoal.cli.options import Installation, ca_option, operator_options
 from shoal.cli.output import console as make_console
 from shoal.cli.output import emit, none_of, output_option
 from shoal.cli.scaling import toproutes
@@ -43,6 +43,7 @@ SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
 )
 @click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @click.option("--gateway-url", help="With routes: URL of a gateway's operations port.")
+@ca_option
 @output_option()
 @operator_options
 def command(
@@ -52,6 +53,7 @@ def command(
     sort: str,
     once: bool,
     gateway_url: str | None,
+    ca_file: str | None,
     output: str,
     installation: Installation,
 ) -> None:
@@ -72,7 +74,7 @@ def command(
         async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
             if kind == "routes":
-                gateways = RouteStatsClient(client, installation.namespace, gateway_url)
+                gateways = RouteStatsClient(client, installation.namespace, gateway_url, ca_file=ca_file)
                 await _routes(console if live else None, client, gateways, where, sort, output)
                 return
             operator = OperatorClient(client, installation.namespace, installation.url)

@@ -4,7 +4,7 @@ import click
 
 from shoal.api.decisions import Decisions
 from shoal.cli.client import run_command
-from shoal.cli.options import Installation, operator_options
+from shoal.cli.options import Installation, ca_option, operator_options
 from shoal.cli.output import console, emit, output_option
 from shoal.cli.scaling import why as scaling
 from shoal.cli.viewing import explaining_refusals
@@ -20,6 +20,7 @@ from shoal.cli.why.subjects import WhyAnswer, WhyQuestion
 @click.option(
     "--gateway-url", help="For request/ID: URL of a gateway's operations port. Default: through the API server's proxy."
 )
+@ca_option
 @output_option()
 @operator_options
 def command(
@@ -28,6 +29,7 @@ def command(
     last: int,
     only_scaling: bool,
     gateway_url: str | None,
+    ca_file: str | None,
     output: str,
     installation: Installation,
 ) -> None:
@@ -43,7 +45,7 @@ def command(
     """
     target = subjects.joined(words)
     if target.startswith("request/"):
-        request.show(installation, gateway_url, target.removeprefix("request/"), output)
+        request.show(installation, gateway_url, ca_file, target.removeprefix("request/"), output)
         return
     kind, name = subjects.parse(target)
     if only_scaling:

@@ -43,13 +43,14 @@ _RESOURCES: Final[Mapping[ExplainedKind, Resource]] = {
 """Of the kinds of `requests.Subject`."""
 
 
-def show(installation: Installation, url: str | None, request: str, output: str) -> None:
+def show(installation: Installation, url: str | None, ca_file: str | None, request: str, output: str) -> None:
     """Prints the choices of one request, its error, and what is wrong with the object that explains the error. Raises
     ClickException where none is remembered."""
 
     async def work() -> tuple[RequestChoices, Explanation | None]:
         async with await installation.connect() as client:
-            found = await GatewayClient(client, installation.namespace, url).choices(request)
+            gateways = GatewayClient(client, installation.namespace, url, ca_file=ca_file)
+            found = await gateways.choices(request)
             subject = requests.subject_of(found)
             return found, None if subject is None else await _explained(client, installation, subject)
 
