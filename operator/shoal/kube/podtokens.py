@@ -53,7 +53,7 @@ class PodTokens(TokenReviews[str]):
             return AccessVerdict(403, "the token is bound to no pod: it must be one that the kubelet projects")
         claims = read_claims(token)
         if claims is None or too_long(claims) is not None:
-            return AccessVerdict(403, "the pod's token is valid for more than an hour: it must be projected for an hour")
+            return AccessVerdict(403, "the pod's token is valid for more than an hour, and must be projected for one")
         return AccessVerdict(200, pod=pods[0])
 
     def _no_token(self) -> AccessVerdict:

@@ -69,7 +69,7 @@ async def test_another_token_proves_nothing(
     assert why in verdict.message
 
 
-async def test_a_token_that_outlives_its_pod_for_long_proves_nothing(tokens: PodTokens, server: PodTokenReviews) -> None:
+async def test_a_token_that_outlives_its_pod_proves_nothing(tokens: PodTokens, server: PodTokenReviews) -> None:
     """Whoever may create tokens of the account could get one of a year, and it counts until it ends."""
     verdict = await tokens.pod_of(server.issue(seconds=365 * 86400))
     assert (verdict.status, verdict.pod) == (403, "")
