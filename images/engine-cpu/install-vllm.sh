@@ -77,6 +77,8 @@ from vllm.platforms import current_platform
 current_platform.import_kernels()
 assert current_platform.is_cpu()
 assert hasattr(torch.ops._C, "get_scheduler_metadata")
+from vllm.distributed.device_communicators import shm_broadcast
+assert callable(shm_broadcast.sched_yield), "vllm_cpu_waits replaces what is no longer there"
 print(f"engine-cpu: ok: python {sys.version.split()[0]}, vllm {vllm.__version__}, torch {torch.__version__}")
 PY
 

