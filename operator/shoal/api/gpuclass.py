@@ -76,7 +76,7 @@ class AutoscaledNodes(Object):
     """GPUs of a node that the autoscaler adds."""
     provision_seconds: Annotated[int, Field(ge=10, le=7200), K8s(default_in_code=True)] = 600
     """Seconds from a pending pod to a node that takes it. After twice this time without a node, replicas go to another
-    class. Default: 600."""
+    class; at once where the autoscaler refuses the node. Default: 600."""
     consolidate: Consolidation | None = None
     """Shoal moves the replicas of a nearly empty node to other nodes of the class, where that pays. `{}` turns it on.
     Absent: it moves none; what the autoscaler does about such nodes is its own setting."""
@@ -298,6 +298,19 @@ class ConsolidatedNode(Object):
     """Why it was chosen."""
 
 
+class NodeOutageStatus(Object):
+    """No further node of the class is expected to come for now."""
+
+    reason: Annotated[str, StringConstraints(max_length=128)]
+    """StockOut, LimitReached, ScaleUpFailed: an autoscaler said so. NoNodeCame: none came in twice the time."""
+    message: Annotated[str, StringConstraints(max_length=512)]
+    """The autoscaler's own words."""
+    since: datetime
+    """When it was found out."""
+    until: datetime
+    """When a node is asked for again. A node that comes, and a change of the spec, end it before."""
+
+
 class GPUClassStatus(Object):
     """Observed state of the class."""
 
@@ -308,7 +321,8 @@ class GPUClassStatus(Object):
     MPS), or as devices of which several claims may have a part. GPUsHealthy is there while GPUs are not:
     GPUsQuarantined, QuarantineWithheld, CordonInvalid; or, as Unknown, while GPUs are not measured:
     GPUMetricsMissing. Consolidating is there where `nodes.autoscaled.consolidate` is set: Consolidating, or
-    NothingEmptied, whose message says why."""
+    NothingEmptied, whose message says why. NodesAvailable is there, as False, while an autoscaler adds no further node:
+    StockOut, LimitReached, ScaleUpFailed, NoNodeCame."""
     observed_generation: Count | None = None
     """Generation of the spec that this status describes."""
     nodes: Count | None = None
@@ -325,6 +339,9 @@ class GPUClassStatus(Object):
     """GPUs that Shoal does not use, because they are not healthy or because a person said so."""
     consolidation: ConsolidatedNode | None = None
     """The node that Shoal empties (`spec.nodes.autoscaled.consolidate`). Absent: none."""
+    node_outage: NodeOutageStatus | None = None
+    """Why no further node of the class is expected, and until when nodes of other classes are asked for first. Absent:
+    nodes may come."""
     provision_seconds: Count | None = None
     """Seconds in which an autoscaler added a node of the class: the longest of the last five times that a replica
     waited for one. Absent: none was measured, and `spec.nodes.autoscaled.provisionSeconds` counts."""
@@ -351,6 +368,7 @@ class GPUClass(CustomResource):
         Column("Free", ".status.gpus.free", "integer"),
         Column("Largest", ".status.gpus.largestFreeOnOneNode", "integer"),
         Column("Memory", ".status.memory.perGPU", "string", 1),
+        Column("NoNodes", ".status.nodeOutage.reason", "string", 1),
         Column("Hourly", ".spec.hourlyCost.amount", "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )

@@ -1,7 +1,8 @@
-"""Classes on which a Model's replicas fail to start: looked at while pods have been starting for long."""
+"""Classes on which a Model's replicas fail to start, and those of which no further node comes for any Model: looked at
+while pods have been starting for long."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -12,6 +13,7 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.placement.backoff import ClassBackoff, observe
+from shoal.core.placement.outages import decide, own, stored
 
 log = structlog.get_logger()
 
@@ -19,12 +21,20 @@ CHECK_SECONDS: Final = 5.0
 
 
 class ClassBackoffs:
-    """Kept in the Models' records: an operator that starts anew gives each class another chance."""
+    """Backoffs are kept in the Models' records: an operator that starts anew gives each class another chance. Outages
+    are in the fleet's state, and the status of their classes has them, so that the next leader goes on with them."""
 
     def __init__(self, world: World, state: FleetState, cold: ColdStarts) -> None:
         self._world, self._state, self._cold = world, state, cold
         self._admitted: dict[str, datetime] = {}
         """Uid of a pod of a queue, or whose claim was refused -> when it last waited for quota, or was first seen."""
+        self.changed: list[Callable[[], None]] = []
+        """Called when a class has an outage, or no more."""
+
+    def begin_term(self) -> None:
+        """What the classes say of outages counts: another operator may have led since."""
+        known = {name: stored(each) for name, each in self._world.accepted_classes().items()}
+        self._state.outages = {name: each for name, each in known.items() if each is not None}
 
     async def run(self) -> None:
         """Looks every few seconds, until cancelled."""
@@ -35,20 +45,43 @@ class ClassBackoffs:
     def check(self) -> None:
         """Looks once at the Models with a replica that starts, and at those that have a backoff."""
         self._note_admissions()
+        found: list[Mapping[str, ClassBackoff]] = []
         for uid in self._state.starting | {uid for uid, record in self._state.records() if record.backoffs}:
             record = self._state.record(uid)
             before = record.backoffs
             try:
-                after = self._check(uid, before)
+                seen = self._check(uid, before)
             except Exception:
                 # One Model that cannot be looked at must not end the operator.
                 log.exception("it is not known whether a class is in backoff for a Model", model_uid=uid)
                 continue
-            record.backoffs = after
+            found.append(seen)
+            record.backoffs = after = own(seen)
             if after.keys() != before.keys():
                 for name in after.keys() - before.keys():
                     log.warning("a class is in backoff for a Model", model_uid=uid, gpu_class=name, why=after[name].why)
                 self._state.replan()
+        self._decide_outages(found)
+
+    def _decide_outages(self, found: Iterable[Mapping[str, ClassBackoff]]) -> None:
+        before, now = self._state.outages, self._world.now()
+        classes = self._world.accepted_classes()
+        after = decide(before, found, classes, now=now, newest_node=self._newest_node)
+        if after == before:
+            return
+        self._state.outages = after
+        for name, each in after.items():
+            if name not in before or before[name].since != each.since:
+                log.warning("no node of a class is expected", gpu_class=name, reason=each.reason, why=each.why)
+        for name in before.keys() - after.keys():
+            log.info("nodes of a class may come again", gpu_class=name)
+        self._state.replan()
+        for changed in self.changed:
+            changed()
+
+    def _newest_node(self, gpu_class: str) -> datetime | None:
+        nodes = self._state.gpus.members().get(gpu_class, ())
+        return max((node.created for node in nodes if node.created is not None), default=None)
 
     def _note_admissions(self) -> None:
         """The API does not say when a gate was taken off, so it is noted while it is on."""
@@ -78,6 +111,7 @@ class ClassBackoffs:
             rolling=rolling,
             provision=self._cold.provision_seconds,
             admitted=self._admitted,
+            newest_node=self._newest_node,
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

@@ -183,6 +183,8 @@ class FleetConsolidation:
             return "cannot be planned"
         if gpu_class in record.backoffs:
             return "is in backoff on the class"
+        if gpu_class in self._state.outages:
+            return "has a class of which no further node is expected"
         if any(d.replacing for d in self._deployments(uid)):
             return "is being rolled out"
         return ""

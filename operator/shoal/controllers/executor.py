@@ -178,7 +178,7 @@ class Executor:
         waits = waits_for_another(
             self._world.pods.by("model", uid),
             {plan.gpu_class: plan.replicas for plan in plans},
-            backoffs=self._state.record(uid).backoffs.keys(),
+            backoffs=self._state.dead_ends(uid),
             refused={found.gpu_class for found in deployments if found is not None and found.refused},
             interruptible={name for name, each in classes.items() if each.spec.interruptible},
         )

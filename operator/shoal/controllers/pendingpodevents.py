@@ -13,7 +13,8 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.placement.autoscalerevents import PodEvent, last_event, node_claims, of_node_claims
+from shoal.core.facts import AutoscalerNews
+from shoal.core.placement.autoscalerevents import PodEvent, news, node_claims, of_node_claims
 from shoal.core.podquota import CLAIM_SECONDS, claim_refusal
 from shoal.kube import projections
 from shoal.kube.errors import KubeError
@@ -81,14 +82,16 @@ class PendingPodEvents:
 
     async def _read(self, pod: facts.Pod) -> None:
         events = await self._events(pod.namespace, f"regarding.uid={pod.uid}")
-        event = last_event(
+        before = self._world.autoscaler_news.get(pod.uid, AutoscalerNews())
+        found = news(
             [*events, *await self._of_node_claims(node_claims(events))],
+            before,
             now=self._world.now(),
             provision_seconds=self._cold.provision_seconds(pod.gpu_class or ""),
         )
-        if event is not None and event != pod.autoscaler_event:
-            self._world.autoscaler_events[pod.uid] = event
-            self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, autoscaler_event=event))
+        if found != before:
+            self._world.autoscaler_news[pod.uid] = found
+            self._world.pods.amend(pod.key, pod.uid, lambda pod: pod.with_news(found))
         refusal = claim_refusal(events) if pod.lacks_claim else None
         if refusal is not None and refusal != pod.claim_refusal:
             self._world.claim_refusals[pod.uid] = refusal

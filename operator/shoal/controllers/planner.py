@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -53,9 +53,14 @@ class _PlanInput:
     """Wake reservations that the plan reads as replicas of Deployments."""
 
 
-def _untried(demand: Demand) -> frozenset[str]:
+def _untried(demand: Demand, outages: Container[str]) -> frozenset[str]:
+    states = demand.replica_states
     usable = (c.gpu_class for c in demand.candidates if c.max_replicas != 0)
-    return frozenset(name for name in usable if name not in demand.backoffs)
+    return frozenset(
+        name
+        for name in usable
+        if name not in demand.backoffs and (name not in outages or (name in states and states[name].bound))
+    )
 
 
 class Planner:
@@ -249,7 +254,7 @@ class Planner:
             placement,
             model.considered,
             decision.demand.wanted,
-            _untried(decision.demand),
+            _untried(decision.demand, self._state.outages),
             decision.demand.lacks_surge,
         )
         known = record.decided

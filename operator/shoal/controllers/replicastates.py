@@ -97,6 +97,7 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
         gated=sum((p.gated or _lacks_claim(world, p)) and not p.deleting for p in pods)
         + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
         settled=deployment.rolled_out,
+        announced=sum(p.node_announced and p.node is None and not p.deleting for p in pods),
         keeps=next((p.keeps for p in sorted(pods, key=lambda p: p.name) if p.keeps and p.node and not p.deleting), ""),
     )
 

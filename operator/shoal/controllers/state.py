@@ -28,6 +28,7 @@ from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
 from shoal.core.placement import ClassSupply, Placement, ReplicaState, VariantPlan
 from shoal.core.placement.backoff import ClassBackoff
+from shoal.core.placement.outages import NodeOutage
 from shoal.core.proven import still_said
 from shoal.core.scaling import ScalingDecision, ScalingMemory, Steady
 from shoal.core.status.observed import ModelProblem
@@ -190,6 +191,9 @@ class FleetState:
         """Set while a request waits for the next plan."""
         self.starting: set[str] = set()
         """Uids of Models with a pod that was never ready, as far as its events say. Written by `ClassBackoffs`."""
+        self.outages: Mapping[str, NodeOutage] = {}
+        """Class -> why no further node of it is expected. Written by `ClassBackoffs`; the status of the class has it
+        too, for the next leader."""
         self._records: dict[str, ModelRecord] = {}
         self._supplies: dict[str, ClassSupply] = {}
         self._planned_gpus: dict[str, int] = {}
@@ -334,6 +338,12 @@ class FleetState:
         variants = known.placement.variants if known is not None else ()
         return next((v for v in variants if v.gpu_class == gpu_class), None)
 
+    def dead_ends(self, model_uid: str) -> frozenset[str]:
+        """Classes on which a replica of the Model that starts is not expected to become ready."""
+        pods = self._world.pods.by("model", model_uid) if self.outages else ()
+        waits = {p.gpu_class for p in pods if p.gpu_class in self.outages and p.node is None and not p.node_announced}
+        return frozenset({*self.record(model_uid).backoffs, *(name for name in waits if name)})
+
     # --- GPUs between two plans -------------------------------------------------------------------------------------
 
     def begin_apply(self, model_uid: str, variants: Iterable[tuple[str, int, int]]) -> None:
@@ -377,7 +387,8 @@ class FleetState:
         if supply is None:
             return False
         taken = self._unbound_gpus().get(gpu_class, 0) + self.reservations.gpus(gpu_class, "surge")
-        free = [*(max(0, node.free) for node in supply.nodes), *[supply.coming_gpus] * supply.coming]
+        coming = 0 if gpu_class in self.outages else supply.coming
+        free = [*(max(0, node.free) for node in supply.nodes), *[supply.coming_gpus] * coming]
         if max(free, default=0) < gpus or sum(amount // gpus * gpus for amount in free) - taken < gpus:
             return False
         self.reservations.put(Reservation(model_uid, gpu_class, 1, gpus, "surge"))
@@ -401,7 +412,10 @@ class FleetState:
 
     def supplies(self) -> tuple[ClassSupply, ...]:
         """What a plan that begins now may give away."""
-        found = self.gpus.supplies()
+        found = tuple(
+            replace(supply, outage=out.why) if (out := self.outages.get(supply.name)) is not None else supply
+            for supply in self.gpus.supplies()
+        )
         self._supplies = {supply.name: supply for supply in found}
         return found
 

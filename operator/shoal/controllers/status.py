@@ -23,6 +23,7 @@ _EVENT_CONDITIONS = (
     reasons.BUDGET_READY,
     reasons.ADAPTERS_READY,
     reasons.GPUS_HEALTHY,
+    reasons.NODES_AVAILABLE,
 )
 """Conditions whose changes are events; Available goes with Ready."""
 _WARNING_REASONS = (

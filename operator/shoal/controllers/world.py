@@ -192,8 +192,8 @@ class World:
     ownership: Ownership = field(default_factory=Ownership)
     """Which engine pods have proved that they are: the table of pods says of no other that it is a Model's."""
     pods: Table[facts.Pod] = field(init=False)
-    autoscaler_events: dict[str, str] = field(default_factory=dict[str, str])
-    """Uid of a pending pod -> the last event in which an autoscaler speaks of it. Written by `PendingPodEvents`."""
+    autoscaler_news: dict[str, facts.AutoscalerNews] = field(default_factory=dict[str, facts.AutoscalerNews])
+    """Uid of a pending pod -> what an autoscaler says of it. Written by `PendingPodEvents`."""
     claim_refusals: dict[str, facts.ClaimRefusal] = field(default_factory=dict[str, facts.ClaimRefusal])
     """Uid of a pod -> why its ResourceClaim is not made, or was not for a while. Written by `PendingPodEvents`."""
     queue_waits: dict[str, facts.QueueWait] = field(default_factory=dict[str, facts.QueueWait])
@@ -315,8 +315,8 @@ class World:
 
     def _pod(self, raw: JsonObject) -> facts.Pod | None:
         found = projections.pod(raw)
-        if found is not None and found.uid in self.autoscaler_events:
-            found = replace(found, autoscaler_event=self.autoscaler_events[found.uid])
+        if found is not None and found.uid in self.autoscaler_news:
+            found = found.with_news(self.autoscaler_news[found.uid])
         if found is not None and found.uid in self.queue_waits:
             found = replace(found, queue_wait=self.queue_waits[found.uid])
         if found is not None and (refusal := self.claim_refusals.get(found.uid)) is not None:
@@ -331,7 +331,7 @@ class World:
     def _forget_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self.ownership.forget(before.uid)
-            self.autoscaler_events.pop(before.uid, None)
+            self.autoscaler_news.pop(before.uid, None)
             self.queue_waits.pop(before.uid, None)
             self.claim_refusals.pop(before.uid, None)
 

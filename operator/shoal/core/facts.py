@@ -1,7 +1,7 @@
 """What decisions know of pods, nodes and Deployments: small, immutable, without what no decision reads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 
@@ -93,6 +93,33 @@ class ClaimRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRefusal:
+    """An autoscaler says that it adds no node for a pending pod."""
+
+    reason: str
+    """One of `autoscalerevents.REFUSALS`."""
+    message: str
+    """One line, with the autoscaler's name."""
+    everyone: bool
+    """It adds none for other pods of the class either. False: only this pod is known to get none."""
+    repeated: bool = False
+    """It said so at two looks in a row: it is not about to change its mind."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerNews:
+    """What an autoscaler says of a pending pod."""
+
+    event: str | None = None
+    """Its last event as one line, with its name."""
+    refusal: NodeRefusal | None = None
+    announced: bool = False
+    """It has announced a node, and has not failed since."""
+    late: bool = False
+    """That node should be there by now."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineBuild:
     """What a pod's engine computes with, as the pod's spec has it."""
 
@@ -143,6 +170,12 @@ class Pod:
     """When it was bound to its node."""
     autoscaler_event: str | None = None
     """The last event in which an autoscaler says what it does for the pending pod, with the autoscaler's name."""
+    node_refusal: NodeRefusal | None = None
+    """Why an autoscaler adds no node for the pending pod; None: it does not say that."""
+    node_announced: bool = False
+    """An autoscaler has announced a node for the pending pod, which is not late yet."""
+    node_late: bool = False
+    """An autoscaler has announced a node for the pending pod, which should be there by now."""
     containers: tuple[Container, ...] = ()
     """Init containers first."""
     ip: str | None = None
@@ -182,6 +215,16 @@ class Pod:
         """A controller, or a quota on its ResourceClaim, holds it back before the scheduler sees it."""
         refused = self.claim_refusal is not None and self.claim_refusal.quota
         return self.node is None and (bool(self.gates) or refused)
+
+    def with_news(self, news: AutoscalerNews) -> "Pod":
+        """The same pod, with what an autoscaler says of it."""
+        return replace(
+            self,
+            autoscaler_event=news.event,
+            node_refusal=news.refusal,
+            node_announced=news.announced and not news.late,
+            node_late=news.announced and news.late,
+        )
 
     @property
     def waited_for_quota(self) -> bool:

@@ -40,7 +40,8 @@ def begin(
 
 def no_node_came(pods: list[Pod], provision_seconds: float | None, now: datetime) -> bool:
     """Whether the replica more of a rollout waits in vain for a node of an autoscaler. `pods`: of the Deployment;
-    `provision_seconds`: in which an autoscaler adds one; None: none does."""
+    `provision_seconds`: in which an autoscaler adds one; None: none does. An autoscaler that refuses it repeatedly is
+    not waited for."""
     if provision_seconds is None:
         return False
     limit = PROVISION_FACTOR * provision_seconds
@@ -48,6 +49,8 @@ def no_node_came(pods: list[Pod], provision_seconds: float | None, now: datetime
         pod.node is None
         and not (pod.deleting or pod.gated)
         and pod.created is not None
-        and (now - pod.created).total_seconds() >= limit
+        and (
+            (now - pod.created).total_seconds() >= limit or (pod.node_refusal is not None and pod.node_refusal.repeated)
+        )
         for pod in pods
     )

@@ -193,6 +193,7 @@ class OperatorProcess:
             self.dra,
             WorkQueue("gpuclass", workers=2, behind=wakes),
             consolidation=FleetConsolidation(world, self.state, cold, signals),
+            state=self.state,
         )
         match = config.health.dcgm.match
         self.gpu_metrics = (
@@ -356,6 +357,7 @@ class OperatorProcess:
     async def _lead(self) -> None:
         self.driver.begin()
         self.classes.begin_term()
+        self.backoffs.begin_term()
         self._compare_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.install.run())

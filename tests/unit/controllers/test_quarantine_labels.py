@@ -35,7 +35,9 @@ def test_a_class_that_was_deleted_while_no_operator_ran_leaves_no_label() -> Non
         found["metadata"]["labels"][f"{names.QUARANTINE_PREFIX}{of}"] = "XidError"
         world.nodes.upsert(found)
     none = cast("Any", None)
-    controller = GPUClassController(world, state.gpus, none, none, none, WorkQueue("gpuclass"), consolidation=none)
+    controller = GPUClassController(
+        world, state.gpus, none, none, none, WorkQueue("gpuclass"), consolidation=none, state=state
+    )
     added: list[str] = []
     controller.queue.add = added.append  # pyright: ignore[reportAttributeAccessIssue]
     controller.enqueue_all()

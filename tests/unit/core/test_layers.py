@@ -24,7 +24,7 @@ from shoal.gateway import dispatch, quotamessages, relay
 SOURCES = Path(__file__).parents[3] / "operator" / "shoal"
 CONDITION_TYPES = {
     "ACCEPTED", "PLACED", "AVAILABLE", "READY", "RECONCILING", "STALLED", "LOGGING_READY", "BUDGET_READY",
-    "ADAPTERS_READY", "SCALING_ACTIVE", "GPUS_HEALTHY",
+    "ADAPTERS_READY", "SCALING_ACTIVE", "GPUS_HEALTHY", "NODES_AVAILABLE",
 }  # fmt: skip
 CODE_ARGUMENT = {"client_left": 1, "ApiError": 2, "unavailable": 1, "unauthorized": 2, "FieldProblem": 2, "wrong": 2}
 """Functions that make a refusal -> the place of its code."""

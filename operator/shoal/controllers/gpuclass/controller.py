@@ -12,6 +12,7 @@ from shoal.controllers.consolidation import FleetConsolidation
 from shoal.controllers.devices import FIRST_LIST_SECONDS
 from shoal.controllers.health import ClassHealth, FleetHealth
 from shoal.controllers.isolation import isolated, stored
+from shoal.controllers.state import FleetState
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core import facts
@@ -38,10 +39,11 @@ class GPUClassController:
         queue: WorkQueue,
         *,
         consolidation: FleetConsolidation,
+        state: FleetState,
     ) -> None:
         """`dra`: the kinds of dynamic resource allocation, which are needed once a class has a `device`."""
         self._world, self._capacity, self._calibration, self.queue = world, capacity, calibration, queue
-        self._cold, self._dra = cold, dra
+        self._cold, self._dra, self._state = cold, dra, state
         self.health = FleetHealth(world, capacity)
         self._consolidation = consolidation
         self._waits_since: float | None = None
@@ -143,6 +145,7 @@ class GPUClassController:
                 consolidation=emptied,
                 consolidating=consolidation.condition,
                 node_wait=self._cold.node_wait(name),
+                outage=self._state.outages.get(name),
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         waits = custom.object is not None and self._unavailable(custom.object) is not None

@@ -87,6 +87,14 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.NOTHING_EMPTIED: _fine(_CONTROL),
     r.CONSOLIDATED: _fine(_CONTROL),
     r.CONSOLIDATION_ENDED: _note(_CONTROL, "Nothing, unless it repeats: then remove what the message names."),
+    r.STOCK_OUT: _waits(
+        _CONTROL, "Wait, or give the Models another class; more zones or machine types in the node pool help."
+    ),
+    r.LIMIT_REACHED: _note(_CONTROL, "Raise the limit that the message names: of the node pool, or the cloud's quota."),
+    r.SCALE_UP_FAILED: _note(_CONTROL, "See the autoscaler's log for why the last node did not come."),
+    r.NO_NODE_CAME: _note(
+        _CONTROL, "See whether an autoscaler runs, and whether its node pool has the class's labels."
+    ),
     r.MEMORY_UNKNOWN: _fault(_CONTROL, "Set memoryPerGPU of the class: its devices do not say it."),
     # --- Model: Accepted
     r.VALID: _fine(_CONTROL),

@@ -6,6 +6,7 @@ fill.py       the replicas of one Model, by class (modelplan.py: its part of the
               Models lose replicas;  moves.py  moves to cheaper classes;  leaving.py  which pods are deleted first
 classcapacity.py  the GPUs of a class, each given away once;  fragments.py  which node to take
 backoff.py    classes on which a Model's replicas failed to start
+outages.py    classes of which no further node comes, for whatever Model
 steering.py   affinity and topology spread of the pods
 messages.py   reasons and messages, built from phrases.py;  contenders.py  for which Models a Model waits
 """

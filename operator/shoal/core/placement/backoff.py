@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.api import names
+from shoal.api.reasons import NO_NODE_CAME
 from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
@@ -23,6 +24,9 @@ CRASHES: Final = 3
 class has."""
 RETRY_SECONDS: Final = 3600.0
 """Seconds after which the backoff ends."""
+REFUSED_SECONDS: Final = 900.0
+"""Seconds after which a class is tried again whose nodes an autoscaler has refused. To ask again takes a minute, once
+for the whole fleet; a stock-out often lasts for minutes."""
 
 _MISSING: Final = re.compile(r"(\d+) Insufficient ([^\s,]+?)[,.]?(?=\s|$)")
 
@@ -33,6 +37,9 @@ class ClassBackoff:
 
     why: str
     until: datetime
+    no_nodes: str = ""
+    """Reason for which no node of the class comes for any Model: it is an outage of the class (`outages.py`), and no
+    backoff. "": the cause is this Model's."""
 
 
 def observe(
@@ -44,6 +51,7 @@ def observe(
     rolling: Collection[str] = (),
     provision: Callable[[str], float | None] = lambda _name: None,
     admitted: Mapping[str, datetime] = MappingProxyType({}),
+    newest_node: Callable[[str], datetime | None] = lambda _name: None,
 ) -> dict[str, ClassBackoff]:
     """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
@@ -51,7 +59,10 @@ def observe(
     classes with a rollout under way; a replica that does not start there has a new revision, so the class is not at
     fault. `provision`: class -> seconds in which an autoscaler adds a node; None: none does.
     `admitted`: uid of a pod -> when it was last seen to wait for a quota: its age counts from then. A class with a
-    ready replica of the Model gets no backoff for replicas that do not start.
+    ready replica of the Model gets no backoff for replicas that do not start. `newest_node`: class -> when its newest
+    node was made.
+
+    A replica without a node is given up before its time where an autoscaler refuses the node repeatedly.
     """
     found = {name: backoff for name, backoff in known.items() if backoff.until > now}
     mine = [pod for pod in pods if pod.gpu_class and not pod.deleting and not pod.finished]
@@ -64,22 +75,37 @@ def observe(
         if pod.gated:
             continue  # a quota holds it back, which is no fault of the class
         # A pod waited before it was bound, perhaps for a quota or for GPUs of others: its start began then.
-        age = (now - max(pod.created, pod.scheduled or pod.created, admitted.get(pod.uid, pod.created))).total_seconds()
+        since = max(pod.created, pod.scheduled or pod.created, admitted.get(pod.uid, pod.created))
+        age = (now - since).total_seconds()
         if pod.node is None:
             lacks = other_than_gpus(pod.unschedulable or "")
             seconds = provision(name)
             limit = None if seconds is None else PROVISION_FACTOR * seconds
-            if lacks and age >= (UNSCHEDULABLE_SECONDS if limit is None else limit):
+            refusal = pod.node_refusal if limit is not None else None
+            refused = refusal is not None and refusal.repeated
+            if lacks and (refused or age >= (UNSCHEDULABLE_SECONDS if limit is None else limit)):
                 event = f"; {pod.autoscaler_event}" if pod.autoscaler_event else ""
                 why = f"for {_minutes(age)} no node there had room for a replica: {lacks}{event}"
                 found[name] = ClassBackoff(why, until)
+            elif refusal is not None and refused:
+                why = f"for {_minutes(age)} no autoscaler added a node for a replica there: {refusal.message}"
+                if refusal.everyone:
+                    again = now + timedelta(seconds=REFUSED_SECONDS)
+                    found[name] = ClassBackoff(why, again, no_nodes=refusal.reason)
+                else:
+                    found[name] = ClassBackoff(why, until)
             elif not lacks and limit is not None and age >= limit:
+                made = newest_node(name)
+                # A node that came meanwhile, or words that nobody knows, may mean that only this replica gets none.
+                alone = (made is not None and made > since) or (bool(pod.autoscaler_event) and not pod.node_late)
                 why = pod.autoscaler_event or (
                     f"there is no event of one at pod {pod.key}; is one installed, with a node pool that has the "
                     "class's labels?"
                 )
                 found[name] = ClassBackoff(
-                    f"for {_minutes(age)} no autoscaler added a node for a replica there: {why}", until
+                    f"for {_minutes(age)} no autoscaler added a node for a replica there: {why}",
+                    until,
+                    no_nodes="" if alone else NO_NODE_CAME,
                 )
         elif name not in works and (ended := _crashes(pod)) is not None:
             found[name] = ClassBackoff(ended, until)

@@ -53,8 +53,8 @@ class ClassCapacity:
         return self.most_free() >= gpus
 
     def may_come(self, gpus: int) -> bool:
-        """Whether one replica could be bound on a node that an autoscaler adds."""
-        return any(free >= gpus for free in self.coming)
+        """Whether one replica could be bound on a node that an autoscaler is expected to add."""
+        return not self.supply.outage and any(free >= gpus for free in self.coming)
 
     def most_free(self) -> int:
         """Free GPUs on the node that has most."""

@@ -37,6 +37,8 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
         preemptor.evict(plan, eviction)
         _wait_on(plan, capacities, eviction.gpu_class, eviction.node)
         left = _wait(plan, capacities, left - 1)  # one eviction may free GPUs for several replicas
+    if left and added:
+        left = _add_nodes(plan, capacities, left, outages=True)
     plan.missing = left
     _hold(plan)
 
@@ -240,6 +242,8 @@ def _keep_adding(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: in
         if state is None or capacity is None or name in plan.demand.backoffs:
             continue
         pending = state.replicas - state.bound - plan.requested.get(name, 0)
+        if capacity.supply.outage:
+            pending = min(pending, state.announced)
         more = min(left, pending, plan.may_have_more(candidate))
         while more > 0 and capacity.take_coming(candidate.gpus):
             plan.add_node(name)
@@ -248,14 +252,17 @@ def _keep_adding(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: in
     return left
 
 
-def _add_nodes(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+def _add_nodes(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int, *, outages: bool = False) -> int:
     """Requests replicas for which an autoscaler has to add nodes, cheapest-first: their pods stay pending until then.
     This comes after GPUs that are free or about to be, since a new node takes minutes and costs money, and before
-    preemption. Classes in backoff are last: no node came there."""
+    preemption. Classes in backoff are last: no node came there. `outages`: only classes of which no node is expected,
+    after all else, so that a node is asked for; without it, only the others."""
     for candidate in sorted(plan.order, key=lambda c: c.gpu_class in plan.demand.backoffs):
         capacity = capacities.get(candidate.gpu_class)
-        more = min(left, plan.may_have_more(candidate)) if left and capacity else 0
-        while capacity and more and capacity.take_coming(candidate.gpus):
+        if capacity is None or bool(capacity.supply.outage) != outages:
+            continue
+        more = min(left, plan.may_have_more(candidate))
+        while more > 0 and capacity.take_coming(candidate.gpus):
             plan.add_node(candidate.gpu_class)
             more -= 1
             left -= 1

@@ -29,6 +29,7 @@ class PlacementMessages:
 
     def __init__(self, plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves: Moves) -> None:
         self._capacities, self._moves = capacities, moves
+        self._outages = {name: each.supply.outage for name, each in capacities.items() if each.supply.outage}
         self._contenders = Contenders(plans, capacities)
         self._money: dict[Decimal, str] = {}
         self._capacity_texts: dict[tuple[str, int], str] = {}
@@ -116,6 +117,8 @@ class PlacementMessages:
             return reasons.NO_CAPACITY, self._capacity_text(candidate)  # whatever its price, however full it is
         if candidate.gpu_class in plan.demand.backoffs:
             return IN_BACKOFF, f"{plan.demand.backoffs[candidate.gpu_class]}{LAST_CHOICE}"
+        if capacity.supply.outage and not capacity.fits(candidate.gpus) and (cheaper or plan.missing):
+            return IN_BACKOFF, f"{capacity.supply.outage}; nodes there are the last choice for a while"
         if not cheaper and not plan.missing:
             return NOT_NEEDED, "not needed: what is used is not dearer"
         limit = phrases.limit(plan, candidate)
@@ -159,7 +162,7 @@ class PlacementMessages:
             text += f"; {phrases.waits_for_nodes(plan)}"
         if plan.gated:
             text = f"{phrases.held_back(plan)}; {text}" if placed else phrases.held_back(plan)
-        text += phrases.backed_off(plan)
+        text += phrases.backed_off(plan) + phrases.outages(plan, self._outages)
         if plan.yielding:
             return reasons.MOVING, f"{text}; {self._yields(plan)}"
         if plan.relocated in plan.held:

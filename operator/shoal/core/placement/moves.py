@@ -46,12 +46,18 @@ def move(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves
 def _begin(plan: ModelPlan, capacity: ClassCapacity, expensive: Candidate, cheap: Candidate) -> bool:
     if capacity.take(cheap.gpus):
         plan.request(cheap.gpu_class)
-    elif capacity.take_coming(cheap.gpus):
+    elif _expected(plan, capacity, cheap) and capacity.take_coming(cheap.gpus):
         plan.add_node(cheap.gpu_class)
     else:
         return False
     plan.moving_from, plan.moving_to = expensive.gpu_class, cheap.gpu_class
     return True
+
+
+def _expected(plan: ModelPlan, capacity: ClassCapacity, cheap: Candidate) -> bool:
+    """Whether a node may come for the replica that moves: the class has no outage, or the node was announced."""
+    state = plan.demand.replica_states.get(cheap.gpu_class)
+    return not capacity.supply.outage or (state is not None and state.announced > 0)
 
 
 def _wanted(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity]) -> set[str]:

@@ -1,6 +1,6 @@
 """Parts of the sentences in `messages.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.modelplan import ModelPlan, interruptible_limit, price
@@ -45,6 +45,8 @@ def coming_text(capacity: ClassCapacity, size: int) -> str:
     supply = capacity.supply
     if supply.coming_gpus < size:
         return f"an autoscaler adds nodes with {gpus(supply.coming_gpus)}, fewer than {size}"
+    if supply.outage:
+        return f"no node is expected: {supply.outage}"
     room = sum(free // size for free in capacity.coming)
     if not room:
         return "all nodes that an autoscaler may add are promised to replicas that wait for them"
@@ -114,6 +116,24 @@ def backed_off(plan: ModelPlan) -> str:
     left = [c for c in plan.order if c.gpu_class in plan.demand.backoffs and not plan.wanted_on(c.gpu_class)]
     worse = sorted(c.gpu_class for c in left if used and price(c) < max(used))
     return "".join(f"; not on {name}: {plan.demand.backoffs[name]}" for name in worse)
+
+
+def outages(plan: ModelPlan, out: Mapping[str, str]) -> str:
+    """Classes of which no node is expected: where replicas wait for one all the same, and those that are cheaper than
+    the classes in use. `out`: class -> why."""
+    if not out:
+        return ""
+    states = plan.demand.replica_states
+    announced = {name: state.announced for name, state in states.items()}
+    hopeless = [name for name, n in sorted(plan.adding.items()) if name in out and n > announced.get(name, 0)]
+    used = [price(c) for c in plan.order if plan.wanted_on(c.gpu_class)]
+    left = [c for c in plan.order if c.gpu_class in out and not plan.wanted_on(c.gpu_class)]
+    cheaper = sorted(
+        c.gpu_class for c in left if c.gpu_class not in plan.demand.backoffs and used and price(c) < max(used)
+    )
+    return "".join(f"; none is expected on {name}: {out[name]}" for name in hopeless) + "".join(
+        f"; not on {name}: {out[name]}" for name in cheaper
+    )
 
 
 def staying(plan: ModelPlan) -> str:

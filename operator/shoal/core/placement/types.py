@@ -78,6 +78,8 @@ class ReplicaState:
     them."""
     settled: bool = True
     """No rollout is under way. A Model with a rollout is not moved."""
+    announced: int = 0
+    """Pods that are not bound, and to which an autoscaler has announced a node that is not late."""
     keeps: str = ""
     """The annotation of a pod there that forbids autoscalers to evict it: no cheaper class is worth moving it. "": none
     has one."""
@@ -159,6 +161,9 @@ class ClassSupply:
     """Nodes that an autoscaler would add for pending pods."""
     coming_gpus: int = 0
     """GPUs of each of them."""
+    outage: str = ""
+    """Why none of them is expected to come for now (`outages.py`): they are the last choice, after GPUs of Models of
+    lower priority. "": they come."""
 
 
 @dataclass(frozen=True, slots=True)

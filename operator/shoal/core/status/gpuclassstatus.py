@@ -6,11 +6,20 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.gpuclass import ConsolidatedNode, GPUClass, GPUClassStatus, GPUMemory, QuarantinedGPUs
+from shoal.api.gpuclass import (
+    ConsolidatedNode,
+    GPUClass,
+    GPUClassStatus,
+    GPUMemory,
+    NodeOutageStatus,
+    QuarantinedGPUs,
+)
 from shoal.core import quantity
 from shoal.core.devices import ClassDevices, DeviceFacts
 from shoal.core.facts import Node
 from shoal.core.gpus import Usage
+from shoal.core.layers.texts import shorten
+from shoal.core.placement.outages import NodeOutage
 from shoal.core.sharing import describe as describe_shared
 from shoal.core.sharing import partition, sharing
 from shoal.core.sizing import last_devices, memory_label, memory_of
@@ -21,6 +30,7 @@ PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 TOLERANCE_PERCENT: Final = 15
 """Tolerated difference between a data sheet and nvidia-smi: ECC, and GB against GiB, take up to 13 %."""
 _NAMED: Final = 3
+_LONGEST_STORED: Final = 512
 _MI: Final = 2**20
 
 
@@ -41,6 +51,7 @@ def status(
     consolidation: ConsolidatedNode | None = None,
     consolidating: ConditionUpdate | None = None,
     node_wait: int | None = None,
+    outage: NodeOutage | None = None,
 ) -> GPUClassStatus:
     """Ready when nodes match; with their number and GPUs.
 
@@ -49,7 +60,7 @@ def status(
     GPU. Of a class with `device`: its `devices`, what they say of themselves (`facts`), and why there are none in this
     cluster (`unavailable`). `health`: what is to be said of GPUs that are out of use, or should be. `consolidation`:
     the node that is being emptied; `consolidating`: the same as a condition, or why none is. `node_wait`: seconds in
-    which an autoscaler added a node.
+    which an autoscaler added a node; `outage`: why it is not expected to add another one.
     """
     generation = gpu_class.metadata.generation
     memory, source = memory_of(gpu_class, nodes, facts)
@@ -71,6 +82,7 @@ def status(
             [
                 unavailable or found,
                 *(each for each in (health, consolidating) if each is not None),
+                *_no_nodes(outage),
                 *_shared(gpu_class, nodes, devices),
             ],
             generation=generation,
@@ -89,6 +101,24 @@ def status(
         quarantined=tuple(quarantined),
         consolidation=consolidation,
         provision_seconds=node_wait if autoscaled is not None else None,
+        node_outage=_shown(outage) if outage is not None else None,
+    )
+
+
+def _no_nodes(outage: NodeOutage | None) -> list[ConditionUpdate]:
+    """The condition NodesAvailable, while no node is expected."""
+    if outage is None:
+        return []
+    text = f"{outage.why}; until {outage.until:%Y-%m-%dT%H:%M:%SZ} Models take GPUs of other classes first"
+    return [ConditionUpdate(reasons.NODES_AVAILABLE, "False", outage.reason, text)]
+
+
+def _shown(outage: NodeOutage) -> NodeOutageStatus:
+    return NodeOutageStatus(
+        reason=outage.reason,
+        message=shorten(outage.why, _LONGEST_STORED),
+        since=outage.since,
+        until=outage.until,
     )
 
 

@@ -1,0 +1,154 @@
+"""What one Model finds out of the nodes of a class holds for all Models, and for the operator that leads next."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.controllers import pendingpodevents, triggers
+from shoal.controllers.classbackoffs import ClassBackoffs
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.pendingpodevents import PendingPodEvents
+from shoal.controllers.state import FleetState
+from shoal.controllers.world import World
+from shoal.core.status import gpuclassstatus
+from tests.support.operators import CONFIG, gpu_class, model
+from tests.support.owners import LabelsSuffice
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FULL_NODES = {
+    "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "3 Insufficient nvidia.com/gpu.",
+}  # fmt: skip
+LIMITS = "pod didn't trigger scale-up: 1 max node group size reached"
+WHY = f"for 40 s no autoscaler added a node for a replica there: cluster-autoscaler: {LIMITS}"
+
+
+class Events:
+    """What an autoscaler has said, by the uid of the pod."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[JsonObject]] = {}
+
+    def say(self, uid: str, reason: str, note: str, seconds: int) -> None:
+        at = f"2026-01-01T00:00:{seconds:02}Z"
+        event = {"reason": reason, "note": note, "reportingController": "cluster-autoscaler"}
+        self.of.setdefault(uid, []).append(event | {"deprecatedLastTimestamp": at})
+
+    async def list_pages(self, _: Any, *, field_selector: str, **__: Any) -> Any:
+        class Page:
+            items = self.of.get(field_selector.removeprefix("regarding.uid="), [])
+
+        yield Page
+
+
+class Fleet:
+    """Two Models with a pending replica each on the same class."""
+
+    def __init__(self, events: Events, classes: Iterable[JsonObject] = (), *, models: Iterable[str] = "ab") -> None:
+        self.seconds = 0.0
+        none = cast("Any", None)
+        self.world = World(
+            cast("Any", events), CONFIG, "s", none,
+            now=lambda: START + timedelta(seconds=self.seconds), ownership=LabelsSuffice(),
+        )  # fmt: skip
+        self.state = FleetState(self.world)
+        triggers.remember(self.world, self.state)
+        cold = ColdStarts(self.world, self.state)
+        self.backoffs = ClassBackoffs(self.world, self.state, cold)
+        triggers.subscribe(self.world.pods, self.backoffs.on_pod)
+        self.reader = PendingPodEvents(self.world, self.state, cold)
+        self.told: list[None] = []
+        triggers.after(self.backoffs.changed, lambda: self.told.append(None))
+        for raw in classes or [spot()]:
+            self.world.classes.upsert(raw)
+        for uid in models:
+            raw = model(uid, "chat")
+            raw["metadata"] |= {"uid": uid, "resourceVersion": "1", "generation": 1}
+            self.world.models.upsert(raw)
+            self.world.pods.upsert(pod(uid))
+
+    async def look(self, seconds: float) -> dict[str, str]:
+        """Class -> why no node of it is expected."""
+        self.seconds = seconds
+        await self.reader.check()
+        self.backoffs.check()
+        return {name: each.why for name, each in self.state.outages.items()}
+
+
+def spot(status: JsonObject | None = None, generation: int = 1) -> JsonObject:
+    raw = gpu_class("spot", "SPOT", cost="0.10")
+    raw["metadata"] |= {"uid": "spot", "resourceVersion": "1", "generation": generation}
+    raw["spec"]["nodes"] = {"autoscaled": {"max": 3, "gpusPerNode": 4, "provisionSeconds": 600}}
+    return raw | ({"status": status} if status else {})
+
+
+def pod(uid: str, version: int = 1) -> JsonObject:
+    labels = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL_UID: uid, names.LABEL_GPU_CLASS: "spot"}
+    metadata = {"namespace": "chat", "name": f"p-{uid}", "uid": f"p-{uid}", "resourceVersion": str(version),
+                "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}  # fmt: skip
+    return {
+        "metadata": metadata,
+        "spec": {"containers": []},
+        "status": {"phase": "Pending", "conditions": [FULL_NODES]},
+    }
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop's clock does not move in these tests."""
+    monkeypatch.setattr(pendingpodevents, "AGAIN_SECONDS", 0.0)
+
+
+async def test_one_model_is_refused_and_no_other_waits_for_nodes_of_the_class() -> None:
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    events.say("p-b", "TriggeredScaleUp", "pod triggered scale-up: [{spot 2->3 (max: 3)}]", 2)
+    fleet = Fleet(events)
+    assert await fleet.look(10) == {}
+    assert await fleet.look(40) == {"spot": WHY}
+    assert await fleet.look(45) == {"spot": WHY}
+    assert len(fleet.told) == 1, "the class's status is written once"
+    assert fleet.state.record("a").backoffs == {}, "GPUs of nodes that exist are as good as before"
+    assert [s.outage for s in fleet.state.supplies()] == [WHY]
+    assert not fleet.state.reserve_surge("a", "spot", 1), "a rollout counts on no node either"
+    # The node that was announced to the other Model's replica comes: it goes on waiting.
+    announced = {uid: next(iter(fleet.world.pods.by("model", uid))).node_announced for uid in "ab"}
+    assert announced == {"a": False, "b": True}
+    assert (fleet.state.dead_ends("a"), fleet.state.dead_ends("b")) == ({"spot"}, set())
+
+
+async def test_a_scale_up_that_begins_after_all_is_waited_for() -> None:
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    fleet = Fleet(events, models="a")
+    assert await fleet.look(10) == {}
+    events.say("p-a", "TriggeredScaleUp", "pod triggered scale-up: [{spot 2->3 (max: 3)}]", 20)
+    assert await fleet.look(40) == {}
+    assert await fleet.look(70) == {}
+
+
+async def test_the_operator_that_leads_next_does_not_wait_anew() -> None:
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    first = Fleet(events)
+    await first.look(10)
+    await first.look(40)
+    found = first.world.accepted_classes()["spot"]
+    written = gpuclassstatus.status(
+        found, first.state.gpus.usage(found), (), overlapping={}, overhead=None, now=first.world.now(),
+        outage=first.state.outages["spot"],
+    ).model_dump(mode="json", by_alias=True, exclude_none=True)  # fmt: skip
+
+    second = Fleet(Events(), [spot(written)], models="b")
+    second.backoffs.begin_term()
+    assert await second.look(60) == {"spot": WHY}
+    assert [s.outage for s in second.state.supplies()] == [WHY]
+    assert await second.look(941) == {}, "its time is over, and nobody is refused now"
+    assert [s.outage for s in second.state.supplies()] == [""]
+
+    changed = Fleet(Events(), [spot(written, generation=2)], models="b")
+    changed.backoffs.begin_term()
+    assert await changed.look(60) == {}, "the class is another one now"
