@@ -7,6 +7,7 @@ request more.
 import asyncio
 import contextlib
 import select
+import socket
 import ssl
 from collections import deque
 from collections.abc import Generator, Iterable
@@ -61,10 +62,12 @@ class Closing:
     """Whether a server is about to stop. From then on an answer ends its connection, so that clients with keep-alive
     connections leave by their own next request."""
 
-    __slots__ = ("begun",)
+    __slots__ = ("begun", "stopped_at")
 
     def __init__(self) -> None:
         self.begun = False
+        self.stopped_at: float | None = None
+        """When the server took its last connection, by the loop's clock."""
 
 
 def _target(url: bytes) -> tuple[str, bytes, bytes]:
@@ -152,6 +155,8 @@ class BoundedProtocol(asyncio.Protocol):
         self._body_since = 0.0
         if len(self.connections) > self.max_connections:
             self.transport.abort()
+        elif self.closing.stopped_at is not None:
+            self.shutdown()  # its handshake was under way when the server stopped
 
     def data_received(self, data: bytes) -> None:
         if self._dropped is not None:
@@ -339,13 +344,15 @@ class BoundedProtocol(asyncio.Protocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def shutdown(self) -> None:
-        """The server stops. What is idle is closed; a connection that is new, or whose head is half there, has a
-        request on its way to us, so it gets a moment: its answer says `connection: close`. An idle connection stays
-        open for `linger_seconds`, since its client may be writing right now, and would see a reset."""
+        """The server stops. A connection without a request stays open for `linger_seconds`, since its client may be
+        writing right now, and would see a reset: an idle one, a new one, and one whose head is half there. The last
+        two have a moment in any case. Their next answer says `connection: close`."""
+        now = self.loop.time()
+        stopped_at = now if self.closing.stopped_at is None else self.closing.stopped_at
         if self._head_since is not None:
-            self.loop.call_later(_ON_ITS_WAY_SECONDS, self._end)
+            self.loop.call_at(max(stopped_at + self.linger_seconds, now + _ON_ITS_WAY_SECONDS), self._end)
         elif self._idle_since is not None and self.linger_seconds:
-            self.loop.call_later(self.linger_seconds, self._end)
+            self.loop.call_at(stopped_at + self.linger_seconds, self._end)
         else:
             self._end()
 
@@ -439,6 +446,12 @@ class HTTPServer(uvicorn.Server):
             if cycle is not None and not cycle.response_started:
                 cycle.keep_alive = False
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's: takes no new connection, and returns when those that it has are closed."""
+        self._closing.begun = True
+        self._closing.stopped_at = asyncio.get_running_loop().time()
+        await super().shutdown(sockets)
+
     @property
     def should_exit(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether it stops. Can be set."""
@@ -510,7 +523,7 @@ def make_server(
     certificate_required: bool = False,
 ) -> HTTPServer:
     """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight, and `linger_seconds`
-    for requests on idle connections;
+    for requests on connections that have none: idle ones, and new ones;
     `max_unfinished_bytes` bounds the heads that have not come to their end, over all connections. With `credentials` it
     speaks mutual TLS, and the scope tells the caller's role; people come without a certificate, unless
     `certificate_required`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from shoal.gateway.process import GatewayProcess
 from tests.support.gateway import API_KEY, lines
@@ -49,7 +50,10 @@ async def test_a_stop_finishes_streams_and_takes_no_more(tmp_path: Path):
         assert [line async for line in lines(response)][-1] == b"[DONE]"
 
 
-async def test_until_it_is_out_of_the_endpoints_a_stopping_gateway_serves_and_sends_connections_away(tmp_path: Path):
+async def test_until_it_is_out_of_the_endpoints_a_stopping_gateway_serves_and_sends_connections_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("shoal.gateway.process.LINGER_SECONDS", 1.0)
     async with (
         serving(tmp_path, ScriptedEngine(), settle_seconds=8.0) as process,
         aiohttp.ClientSession() as session,
@@ -96,7 +100,10 @@ async def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(tmp
         writer.close()
 
 
-async def test_a_connection_on_which_nothing_comes_does_not_hold_a_stop_up(tmp_path: Path):
+async def test_a_connection_on_which_nothing_comes_does_not_hold_a_stop_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("shoal.gateway.process.LINGER_SECONDS", 1.0)
     async with serving(tmp_path, ScriptedEngine()) as process:
         reader, writer = await asyncio.open_connection("127.0.0.1", process.server.port)
         process.stop()
