@@ -4,6 +4,7 @@
 
 24 clients without retries ask through the Service of two gateways, with pauses of 0 to 4 s, so that many of their
 connections are idle when a gateway stops. Each rollout replaces both gateways.
+`tests/unit/gateway/test_gateway_rollouts.py` is the small version, without a lab.
 """
 
 import argparse

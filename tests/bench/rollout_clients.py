@@ -22,8 +22,11 @@ REPORT_SECONDS = 2.0
 
 
 class Clients:
-    def __init__(self, url: str, key: str, model: str) -> None:
+    def __init__(self, url: str, key: str, model: str, *, longest_think: float = LONGEST_THINK_SECONDS) -> None:
         self._url, self._key, self._model = url, key, model
+        self._longest_think = longest_think
+        self.ended = False
+        """Each client ends with the answer that it waits for."""
         self.answered = 0
         self.refused = 0
         """Answers 429 and 503 with Retry-After."""
@@ -33,7 +36,7 @@ class Clients:
     async def sdk(self, seed: int) -> None:
         thinks = random.Random(seed)  # noqa: S311
         async with openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key=self._key, max_retries=0, timeout=60) as api:
-            while True:
+            while not self.ended:
                 try:
                     await api.completions.create(model=self._model, prompt="x", max_tokens=thinks.randint(1, 40))
                     self.answered += 1
@@ -41,14 +44,14 @@ class Clients:
                     self._status(error.status_code, error.response.headers.get("retry-after"))
                 except openai.APIError as error:
                     self.broken[f"openai: {error.__cause__!r}"[:120]] += 1
-                await asyncio.sleep(thinks.uniform(0, LONGEST_THINK_SECONDS))
+                await asyncio.sleep(thinks.uniform(0, self._longest_think))
 
     async def plain(self, seed: int) -> None:
         thinks = random.Random(seed)  # noqa: S311
         headers = {"authorization": f"Bearer {self._key}"}
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            while True:
+            while not self.ended:
                 body = {"model": self._model, "prompt": "x", "max_tokens": thinks.randint(1, 40)}
                 try:
                     async with session.post(f"{self._url}/v1/completions", json=body) as answer:
@@ -59,7 +62,7 @@ class Clients:
                             self._status(answer.status, answer.headers.get("retry-after"))
                 except (aiohttp.ClientError, TimeoutError) as error:
                     self.broken[f"aiohttp: {error!r}"[:120]] += 1
-                await asyncio.sleep(thinks.uniform(0, LONGEST_THINK_SECONDS))
+                await asyncio.sleep(thinks.uniform(0, self._longest_think))
 
     def report(self) -> None:
         found = {"answered": self.answered, "refused": self.refused, "broken": self.broken}
