@@ -74,6 +74,8 @@ _NOT_HELD: Final = frozenset({"hold_expired", "hold_full"})
 _OF_PROXIES: Final = frozenset({502, 503, 504})
 """What proxies answer where they get no answer."""
 _MODELS: Final = "/v1/models"
+READ_PATHS: Final = (_MODELS, LOGS_PATH, USAGE_PATH)
+"""What a client reads with GET, besides one model below the list."""
 
 
 class GatewayRequest:
@@ -156,7 +158,7 @@ class GatewayRequest:
             if method != "POST":
                 raise self._with_limits(errors.wrong_method(method, "POST"))
             return self._complete()
-        if path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
+        if path in READ_PATHS or path.startswith(f"{_MODELS}/"):
             if method != "GET":
                 raise self._with_limits(errors.wrong_method(method, "GET"))
             return self._read(self._identity(), path)
