@@ -4,6 +4,7 @@ import asyncio
 import os
 import ssl
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,8 +52,10 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Clu
         TimeoutError: an exec plugin did not end.
     """
     selected = await asyncio.to_thread(kubeconfigs.select, kubeconfig, context)
-    if selected is None or selected.cluster is None:
-        return await asyncio.to_thread(_service_account, selected.namespace if selected else None)
+    if selected is None:
+        return await asyncio.to_thread(_service_account, None, lambda: kubeconfigs.looked(kubeconfig))
+    if selected.cluster is None:
+        return await asyncio.to_thread(_service_account, selected.namespace, lambda: "the context names no cluster")
     cluster, user = selected.cluster, selected.user
     ca = await asyncio.to_thread(
         _pem, cluster.certificate_authority_data, cluster.certificate_authority, selected.cluster_field
@@ -131,14 +134,13 @@ def _token(user: KubeconfigUser, field: str) -> str | None:
     return token
 
 
-def _service_account(namespace: str | None) -> ClusterCredentials:
-    """Of the pod that this process runs in. `namespace`: instead of the pod's."""
+def _service_account(namespace: str | None, missing: Callable[[], str]) -> ClusterCredentials:
+    """Of the pod that this process runs in. `namespace`: instead of the pod's; `missing`: why no kubeconfig is used."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (SERVICE_ACCOUNT / "token").exists():
-        looked = os.environ.get("KUBECONFIG") or kubeconfigs.DEFAULT_FILE
         raise ValueError(
-            f"no credentials for an API server: {looked} has no context, and this is no pod with a service account's "
-            f"token ({SERVICE_ACCOUNT}); set KUBECONFIG"
+            f"no credentials for an API server: {missing()}, and this is no pod with a service account's token "
+            f"({SERVICE_ACCOUNT}); set KUBECONFIG"
         )
     ca = _file(SERVICE_ACCOUNT / "ca.crt", PEM_LIMIT, "the service account's CA")
     token = _text(SERVICE_ACCOUNT / "token", "the service account's token")

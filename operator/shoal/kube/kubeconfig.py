@@ -204,6 +204,11 @@ def select(kubeconfig: str | None, context: str | None) -> Selection | None:
     return Selection(chosen.namespace or None, cluster, cluster_field, user, user_field, folder)
 
 
+def looked(kubeconfig: str | None) -> str:
+    """Which files were read, and what they lack, where none of them has a context. Blocks for the files."""
+    return ", ".join(f"{path} {'has no context' if path.exists() else 'does not exist'}" for path in _paths(kubeconfig))
+
+
 def bounded(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes. Raises ValueError, OSError."""
     with path.open("rb") as file:
@@ -215,7 +220,8 @@ def bounded(path: Path, limit: int) -> bytes:
 
 def problems(error: ValidationError) -> str:
     """Which fields are wrong, and how; without their values, which may be secrets."""
-    return "; ".join(f"{_field(each['loc'])}: {_text(each['msg'])}" for each in error.errors(include_input=False)[:3])
+    found = [(_field(each["loc"]), _text(each["type"], each["msg"])) for each in error.errors(include_input=False)[:3]]
+    return "; ".join(f"{field}: {text}" if field else text for field, text in found)
 
 
 def _paths(kubeconfig: str | None) -> list[Path]:
@@ -265,8 +271,10 @@ def _absolute(part: P, folder: Path, *fields: str) -> P:
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location).removeprefix(".") or "it"
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location).removeprefix(".")
 
 
-def _text(message: str) -> str:
+def _text(kind: str, message: str) -> str:
+    if kind == "model_type":
+        return "fields with values are needed"  # pydantic's own text names a class
     return message.removeprefix("Value error, ")

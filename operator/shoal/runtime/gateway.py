@@ -41,7 +41,10 @@ def run(kubeconfig: str | None) -> None:
         from shoal.gateway.process import GatewayProcess
         from shoal.kube.client import KubeClient
 
-        client = await KubeClient.from_environment(kubeconfig=kubeconfig, scope=settings.scope_namespaces)
+        try:
+            client = await KubeClient.from_environment(kubeconfig=kubeconfig, scope=settings.scope_namespaces)
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
         async with client:
             await GatewayProcess(settings, client).run()
 

@@ -91,7 +91,11 @@ async def serve(
 ) -> None:
     """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
     scope = config.scope_namespaces
-    async with await KubeClient.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
+    try:
+        connected = await KubeClient.from_environment(kubeconfig=kubeconfig, scope=scope)
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+    async with connected as client:
         name = os.environ.get("POD_NAME")
         operator = OperatorProcess(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
         traces = trace.from_environment("shoal-operator", prometheus_client.REGISTRY)
