@@ -291,7 +291,7 @@ class AdapterWorld(RuleBasedStateMachine):
             gate.running.clear()
         gone = [n for n, e in self.registry.entries.items() if e.state in ("unloading", "unload_pending")]
         self.files -= set(gone)
-        self.registry.observed(f"boot-{self.boots}", up=True)
+        self.registry.observed(f"boot-{self.boots}", self.now, up=True)
         self.told = None
         self.step()
 
@@ -301,7 +301,7 @@ class AdapterWorld(RuleBasedStateMachine):
             self.engine.add(self.call.name)
         self.call = None
         self.registry = Registry(PLACES, SLOTS, self.now)
-        self.registry.observed(f"boot-{self.boots}", up=True)
+        self.registry.observed(f"boot-{self.boots}", self.now, up=True)
         self.seq, self.told, self.undisturbed = 0, None, False
         for gate in self.gates:
             gate.record = GatewayProgress(gate.key[0], self.now)

@@ -32,6 +32,10 @@ class FakeEngine:
     """Loads and unloads wait while it is not set. It is, unless a test clears it."""
     refuses: dict[str, str] = field(default_factory=dict)
     """What loading an adapter is answered with, by name."""
+    deadly: set[str] = field(default_factory=set[str])
+    """Adapters whose load ends the engine, and shuts the gate for the next one."""
+    dead: bool = False
+    """Every connection breaks."""
     aborted: list[str] = field(default_factory=list)
     """Ids that it was asked to abort."""
     in_call: int = 0
@@ -75,6 +79,10 @@ class FakeEngine:
         body = await request.json()
         name = body["lora_name"]
         async with self._call(f"load {name}"):
+            if name in self.deadly:
+                self.dead = True
+                self.gate.clear()
+                return break_off(request)
             if name in self.adapters:
                 return self._result(f"Failed to load LoRA adapter {name} because it is already loaded")
             if name in self.refuses:
@@ -106,6 +114,8 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.path)
+        if self.dead:
+            return break_off(request)
         if self.hang:
             await asyncio.sleep(30)
         if request.path == "/ready":
@@ -129,6 +139,13 @@ class FakeEngine:
         lines += 'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1\n'
         lines += f'sglang:http_requests_active{{endpoint="/v1/completions",method="POST"}} {self.active}\n'
         return lines + f'sglang:http_requests_total{{endpoint="/v1/completions",method="POST"}} {self.requests}\n'
+
+
+def break_off(request: web.Request) -> web.Response:
+    """Closes the connection without an answer."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
 
 
 def load(*, running: int = 0, waiting: int = 0, waiting_tokens: int = 0, used: int = 0) -> dict[str, object]:

@@ -287,6 +287,8 @@ SWITCHED: Final = "Switched"
 LOAD_FAILED: Final = "LoadFailed"
 """An engine refuses to load it; the message is the engine's."""
 LOAD_HANGS: Final = "LoadHangs"
+LOAD_ENDED_ENGINE: Final = "LoadEndedEngine"
+"""A replica's engine ended each time that it loaded the adapter."""
 ADAPTER_REASONS: Final = STAGE_REASONS | {
     RANK_TOO_HIGH,
     MODULES_NOT_IN_POOL,

@@ -21,7 +21,7 @@ from shoal.gateway.relay import LACKS_ADAPTER
 from shoal.gateway.waiter import AdapterWait, ClientGone
 from shoal.net import errors
 
-_HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS}
+_HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS, reasons.LOAD_ENDED_ENGINE}
 """Refusals that waiting does not resolve."""
 _FLIGHT_SECONDS: Final = WAIT_SECONDS + 10.0
 

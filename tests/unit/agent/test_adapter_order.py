@@ -37,7 +37,7 @@ async def unloaded(folder: Path, kind: str, error: Exception | None = None) -> t
     (folder / NAME).mkdir()
     engine = Engine(folder, error)
     registry = Registry(4, 2, 0.0)
-    registry.observed("boot", up=True)
+    registry.observed("boot", 0.0, up=True)
     registry.entries[NAME] = RegistryEntry("unloading", 0.0)
     side = KINDS[kind].agent
     calls = Calls(registry, AdapterFolder(folder), Timings(), files_first=side.files_before_unload)

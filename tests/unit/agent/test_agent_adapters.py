@@ -449,6 +449,43 @@ async def test_pinned_adapters_are_never_evicted_and_what_has_no_place_is_told(p
         assert set(pod.engine.adapters) == {A.name, B.name, C.name}
 
 
+@pytest.mark.parametrize("restart_first", [False, True])
+async def test_an_adapter_whose_load_ended_the_engine_twice_waits_and_says_so_and_others_are_loaded(
+    pod: Pod, restart_first: bool
+) -> None:
+    """The agent sees the broken call first, or the engine's next start."""
+    engine = pod.engine
+    engine.deadly.add(A.name)
+    engine.gate.clear()
+    await pod.floor(A, B)
+    async with pod.stream(caller="gw-0", boot="g") as stream:
+        for ends in (1, 2):
+            await until_async(lambda ends=ends: engine.calls.count(f"load {A.name}") == ends)
+            if restart_first:
+                pod.boot(f"boot-{ends + 1}")
+                await stream.until(engineBoot=f"boot-{ends + 1}")
+            engine.gate.set()
+            await until_async(lambda: engine.dead)
+            if not restart_first:
+                pod.boot(f"boot-{ends + 1}")
+                await stream.until(engineBoot=f"boot-{ends + 1}")
+            engine.dead = False
+        engine.gate.set()
+        while not stream.state.get("adapters"):
+            assert await stream.message() is not None
+        await until_state(stream, B, "loaded")
+        held = stream.state["adapters"]
+        assert isinstance(held, dict)
+        told = held[A.name]  # pyright: ignore
+        assert (told["state"], told["reason"]) == ("failed", "LoadEndedEngine")
+        assert told["message"].startswith(
+            "the engine ended while it loaded this adapter, 2 times in a row; next try at 20"
+        )
+        status, refusal = await pod.ensure(stream, A)
+        assert (status, refusal["reason"], refusal["message"]) == (503, "LoadEndedEngine", told["message"])
+    assert engine.calls == [f"load {A.name}", f"load {A.name}", f"load {B.name}"]
+
+
 # --- restarts of the agent --------------------------------------------------------------------------------------------
 
 

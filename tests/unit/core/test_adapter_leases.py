@@ -55,7 +55,7 @@ def test_each_gateway_has_its_own_and_the_last_one_that_ends_frees_the_slot() ->
 def test_with_every_slot_leased_another_adapter_waits_until_a_lease_ends() -> None:
     names = [engine_name(f"chat/{name}", f"sha256:{digit * 64}") for name, digit in (("a", "1"), ("b", "2"))]
     registry = Registry(places=8, slots=1, started=0.0)
-    registry.observed("engine", up=True)
+    registry.observed("engine", 0.0, up=True)
     registry.listing({}, 0, 0.0)
     registry.reportable = True
     registry.entries = {name: RegistryEntry("loaded", 0.0) for name in names}

@@ -21,7 +21,7 @@ class Replica:
 
     def __init__(self, *, places: int = 64, slots: int = 7, loaded: Iterable[str] = ()) -> None:
         self.registry = Registry(places=places, slots=slots, started=0.0)
-        self.registry.observed("engine", up=True)
+        self.registry.observed("engine", 0.0, up=True)
         self.registry.listing(dict.fromkeys(map(name_of, loaded), True), 0, 0.0)
         self.now = 100.0
         self.fetching: list[str] = []

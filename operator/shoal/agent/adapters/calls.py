@@ -89,6 +89,7 @@ class Calls:
         match error:
             case EngineUnreachable():
                 registry.set_state(name, "staged")
+                registry.load_broke_off(name, now)
                 registry.call_broke(now)
             case EngineTimeout():
                 registry.set_state(name, "load_unknown")
@@ -98,6 +99,8 @@ class Calls:
                 registry.set_state(name, "unload_pending")
             case _:
                 registry.failed(name, reasons.LOAD_FAILED, shown_error(error), now)
+                if not isinstance(error, AdapterRejected):
+                    registry.load_broke_off(name, now)
                 return [name]
         return []
 

@@ -5,6 +5,7 @@ with one call at a time. The files of an adapter have one task at a time. A call
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,8 @@ class AdapterService:
         self._files = files
         self._fetch = fetch
         self._clock = drain.clock
-        self.registry = Registry(settings.cached, settings.slots - 1, drain.clock())
+        now = drain.clock()
+        self.registry = Registry(settings.cached, settings.slots - 1, now, since_1970=time.time() - now)
         self._timings = Timings()
         self._calls = Calls(self.registry, files, self._timings, drain.clock, files_first=engine.files_before_unload)
         self._answers: dict[AdapterWaiter, asyncio.Future[Lease | Denial]] = {}
@@ -90,7 +92,7 @@ class AdapterService:
 
     def observed(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> None:
         """The observer has observed the engine. The registry is updated now; decisions follow with the next step."""
-        if self.registry.observed(boot, up=up, idle_at=idle_at) and boot is not None:
+        if self.registry.observed(boot, self._clock(), up=up, idle_at=idle_at) and boot is not None:
             log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.desired))
 
     def acked(self, ack: Ack) -> None:

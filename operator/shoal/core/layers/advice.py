@@ -260,6 +260,11 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     r.LOAD_HANGS: _fault(
         _ENGINE, "Look at the replica's engine: it has not answered a load; Shoal replaces the replica."
     ),
+    r.LOAD_ENDED_ENGINE: _fault(
+        _ENGINE,
+        "Read the engine's log before the restart (`kubectl logs POD -c engine --previous`); correct the adapter, or "
+        "delete it.",
+    ),
     # --- ModelRoute
     r.WEIGHTS_SUM_TO_ZERO: _fault(_CONTROL, "Give one target of the rule that the message names a weight above 0."),
     r.TARGET_NOT_FOUND: _fault(_CONTROL, "Correct the target's name in the route, or create the Model or adapter."),

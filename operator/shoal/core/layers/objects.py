@@ -34,8 +34,9 @@ DERIVED: Final = reasons.STAGE_REASONS | {
     reasons.ENGINE_FAILED, reasons.IMAGE_UNAVAILABLE, reasons.UNSCHEDULABLE, reasons.STARTING, reasons.FETCHING,
     reasons.LOADING, reasons.NO_REPLICA, reasons.ROLLOUT_STALLED, reasons.REPLACING_IN_PLACE, reasons.WAKING,
     reasons.SCALING_UP, reasons.SIGNALS_UNKNOWN, reasons.SIGNALS_STALE, reasons.NO_CAPACITY, reasons.STAGE_FAILED,
-    reasons.LOADING_ADAPTER, reasons.LOAD_FAILED, reasons.LOAD_HANGS, reasons.ENGINE_NOT_READY, reasons.NO_NODES,
-    reasons.ENGINE_RESTARTED, reasons.SLOTS_FULL, reasons.PENDING, faults.OUT_OF_DATE, faults.TARGET_NOT_SERVING,
+    reasons.LOADING_ADAPTER, reasons.LOAD_FAILED, reasons.LOAD_HANGS, reasons.LOAD_ENDED_ENGINE, reasons.NO_NODES,
+    reasons.ENGINE_NOT_READY, reasons.ENGINE_RESTARTED, reasons.SLOTS_FULL, reasons.PENDING, faults.OUT_OF_DATE,
+    faults.TARGET_NOT_SERVING,
 }  # fmt: skip
 """Reasons that describe what pods and nodes show: a cause found there explains them."""
 _POD: Final = re.compile(r"\bpod ([a-z0-9][a-z0-9.-]{0,252}/[a-z0-9][a-z0-9.-]{0,252})")

@@ -103,6 +103,7 @@ def _stuck(seen: Seen, ready: ConditionUpdate) -> bool:
 _FOR_A_PERSON: Final = FINAL | {
     reasons.NO_ROOM,
     reasons.LOAD_FAILED,
+    reasons.LOAD_ENDED_ENGINE,
     reasons.SOURCE_CHANGED,
     reasons.SOURCE_NOT_FOUND,
     reasons.GATED,

@@ -18,6 +18,7 @@ from shoal.core.lora.lifecycle.registry import (
     PERMANENT,
     REMEMBER_SECONDS,
     AdapterWaiter,
+    Failure,
     Registry,
     RegistryEntry,
 )
@@ -125,12 +126,8 @@ def _answer_one(
     """The entry to lease, or a denial; None: the waiter keeps waiting."""
     name = waiter.wanted.name
     entry = registry.entries.get(name)
-    failure = registry.failures.get(name)
-    if (
-        failure is not None
-        and now < failure.retry_at
-        and (entry is None or entry.state in ("load_unknown", "unload_pending"))
-    ):
+    failure = _held_back(registry, name, now)
+    if failure is not None:
         status = 422 if failure.reason in PERMANENT else 503
         return Denial(status, failure.reason, failure.message, None if status == 422 else 2)
     if waiter.admitted is None:
@@ -164,10 +161,21 @@ def _wants(registry: Registry, now: float) -> list[MissingAdapter]:
     ]
 
 
-def _may_try(registry: Registry, name: str, now: float) -> bool:
+def _held_back(registry: Registry, name: str, now: float) -> Failure | None:
+    """The failure after which the adapter is not tried yet."""
     entry, failure = registry.entries.get(name), registry.failures.get(name)
-    if failure is not None and now < failure.retry_at and (entry is None or entry.state == "load_unknown"):
+    if failure is None or now >= failure.retry_at:
+        return None
+    if entry is None or entry.state in ("load_unknown", "unload_pending"):
+        return failure
+    # Its files are there, or on their way: they did not end the engine, the load did.
+    return failure if failure.reason == reasons.LOAD_ENDED_ENGINE and entry.state in ("staging", "staged") else None
+
+
+def _may_try(registry: Registry, name: str, now: float) -> bool:
+    if _held_back(registry, name, now) is not None:
         return False
+    entry = registry.entries.get(name)
     return entry is None or entry.state in ("staging", "staged", "load_unknown")
 
 

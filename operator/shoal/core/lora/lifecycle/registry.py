@@ -24,6 +24,8 @@ from typing import Final, Literal
 from shoal.api import reasons
 from shoal.api.adapters import AdapterWanted, DesiredAdapter
 from shoal.api.replica import AdapterState
+from shoal.core.lora.lifecycle import endings
+from shoal.core.lora.lifecycle.endings import EndedLoads
 from shoal.core.lora.lifecycle.leases import EngineLeases, Key
 from shoal.core.lora.lifecycle.unload import Retirement
 
@@ -82,6 +84,8 @@ class Failure:
 
     @property
     def retry_at(self) -> float:
+        if self.reason == reasons.LOAD_ENDED_ENGINE:
+            return self.at + endings.BACKOFF_SECONDS
         if self.reason in PERMANENT:
             return self.at + LONGEST_RETRY_SECONDS
         return self.at + min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2 ** (self.count - 1))
@@ -114,8 +118,11 @@ class Registry:
     slots: int
     started: float
     """Start of the agent."""
+    since_1970: float = 0.0
+    """Seconds since 1970 when monotonic time was 0, for messages."""
     entries: dict[str, RegistryEntry] = field(default_factory=dict[str, RegistryEntry])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
+    ended_loads: EndedLoads = field(default_factory=EndedLoads)
     desired: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
     waiters: list[AdapterWaiter] = field(default_factory=list[AdapterWaiter])
     leases: EngineLeases = field(default_factory=EngineLeases)
@@ -151,7 +158,10 @@ class Registry:
             if entry.state == "retiring" and name in desired and name not in self.desired:
                 entry.state, entry.retirement = "loaded", None
         for name in self.desired.keys() - desired.keys():
-            self.failures.pop(name, None)
+            failure = self.failures.get(name)
+            # What ends engines waits for its next try, also where it comes and goes with the demand.
+            if failure is not None and failure.reason != reasons.LOAD_ENDED_ENGINE:
+                del self.failures[name]
         self.desired = desired
 
     def acked(
@@ -167,11 +177,12 @@ class Registry:
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
-    def observed(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> bool:
+    def observed(self, boot: str | None, now: float, *, up: bool, idle_at: float | None = None) -> bool:
         """Takes an observation of the engine; `idle_at`: when it was seen without requests. Returns whether it is
         another boot than before."""
         changed = boot != self.boot
         if changed:
+            self._ended(now)
             self.joined = self.observations == 0
             self.boot, self.listed, self.reportable, self.foreign, self.idle_at = boot, None, False, 0, None
             self.leases.clear()
@@ -182,9 +193,18 @@ class Registry:
                     self.entries[name] = RegistryEntry("staged", entry.used)
         self.observations += 1
         self.up = up and boot is not None
+        if self.up:
+            self.ended_loads.engine_serves(now)
         if idle_at is not None:
             self.idle_at = idle_at
         return changed
+
+    def _ended(self, now: float) -> None:
+        """The boot of the engine is over."""
+        under_way = [name for name, entry in self.entries.items() if entry.state in ("loading", "load_unknown")]
+        for name, count in self.ended_loads.engine_ended(under_way, now).items():
+            text = endings.message(count, self.since_1970 + now + endings.BACKOFF_SECONDS)
+            self.failures[name] = Failure(reasons.LOAD_ENDED_ENGINE, text, now, count)
 
     def listing(self, ours: Mapping[str, bool], foreign: int, now: float) -> list[str]:
         """Takes the engine's listing: our adapter names, and whether the files they were loaded from are still in their
@@ -202,11 +222,16 @@ class Registry:
                 # Loaded by a call without an answer, or by a former process of this agent.
                 self.entries[name] = RegistryEntry("loaded", now if entry else self.started)
                 self.failures.pop(name, None)
+                self.ended_loads.loaded(name)
             else:
                 # Files are removed before an unload is requested, so the unload may come at any time.
                 self.entries[name] = RegistryEntry("unload_pending", now)
                 useless.append(name)
         return useless
+
+    def load_broke_off(self, name: str, now: float) -> None:
+        """A load got no proper answer: the engine may have ended by it, which the observer sees later."""
+        self.ended_loads.broke_off(name, now)
 
     def call_broke(self, now: float) -> None:
         """A call found no engine: its adapters must be listed again."""
@@ -217,6 +242,7 @@ class Registry:
         entry = self.entries[name]
         entry.state, entry.used, entry.load_seconds = "loaded", now, seconds
         self.failures.pop(name, None)
+        self.ended_loads.loaded(name)
         self.loads += 1
 
     def unloaded(self, name: str) -> None:
