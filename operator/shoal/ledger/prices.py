@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, insert, select
 from shoal.api.ledger import Prices
 from shoal.core.rating.files import PriceList, parse
 from shoal.core.rating.problems import PriceProblem, PricesRefused
-from shoal.core.rating.schedule import Schedule, schedule
+from shoal.core.rating.schedule import Schedule, conflicts, schedule
 from shoal.ledger.schema import price_lists
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ def read(folder: Path) -> tuple[dict[str, str], Schedule]:
         except UnicodeDecodeError:
             problems.append(PriceProblem(path.name, 1, "not UTF-8"))
     if problems:
-        raise PricesRefused(problems)
+        raise PricesRefused([*problems, *conflicts(found, complete=False)])
     return texts, schedule(found)
 
 

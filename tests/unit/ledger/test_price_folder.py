@@ -95,6 +95,17 @@ async def test_bad_lists_are_refused_as_a_whole_and_the_last_good_ones_stay(
     assert (folder.error, stats(folder)) == (None, (1, 0))
 
 
+async def test_a_mistake_in_one_file_hides_no_conflict_between_others(tmp_path: Path) -> None:
+    """Whoever corrects the lists sees all mistakes at once."""
+    dollars = MID_NOVEMBER.replace("EUR", "USD")
+    folder = price_folder(tmp_path / "prices", october=OCTOBER, november=dollars, december="prices: many")
+    assert folder.error is not None
+    lines = folder.error.splitlines()
+    assert any(line.startswith("december.yaml:1: ") for line in lines)
+    assert any("prices in USD, but those of october.yaml" in line for line in lines)
+    assert folder.refused == tuple(lines)
+
+
 async def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     folder = price_folder(tmp_path / "prices", october=OCTOBER)
     (tmp_path / "prices" / "x.yaml").write_bytes(b"\xff\xfe\x00")
