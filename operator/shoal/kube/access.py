@@ -2,8 +2,9 @@
 
 TokenReview says whose the token is, SubjectAccessReview whether that may `get` the path, as a non-resource URL: what
 kube-rbac-proxy and controller-runtime do. A Prometheus sends the token of its ServiceAccount, `kubectl shoal why` one
-that it asked for. Verdicts are kept for a minute; a caller who was let in stays in for ten while the API server does
-not answer, because that is when its metrics are looked at. Everything is bounded: callers without rights cost the API
+that it asked for. Verdicts are kept for a minute, so a right that was taken away lasts that long. A reader of metrics
+stays in for ten minutes while the API server does not answer, because that is when its metrics are looked at; nobody
+else does. Everything is bounded: callers without rights cost the API
 server at most RATE calls a second, whatever they send, and push out nobody who was let in.
 
 What a token proves beyond that is asked by the same `TokenReviews`: from which pod it comes (`podtokens.py`), or a
@@ -23,11 +24,13 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core.callers import LONGEST_TOKEN, read_claims, too_long
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import KubeError
+from shoal.kube.errors import APIServerUnavailable, KubeError
 from shoal.kube.resources import Resource
 
 FRESH_SECONDS: Final = 60.0
 STALE_SECONDS: Final = 600.0
+"""Of METRICS alone."""
+METRICS: Final = "/metrics"
 DENIED_SECONDS: Final = 10.0
 REVIEW_SECONDS: Final = 5.0
 """For both questions together: a scrape waits no longer."""
@@ -58,6 +61,8 @@ class AccessVerdict:
     """From which pod the token comes, where that was asked."""
     user: str = ""
     """Whose the token is, where that was asked."""
+    unanswered: bool = False
+    """The API server did not answer."""
 
     @property
     def allowed(self) -> bool:
@@ -75,7 +80,9 @@ ALLOWED: Final = AccessVerdict(200)
 NO_TOKEN: Final = AccessVerdict(401, "a Kubernetes token is needed, as a bearer token")
 BAD_TOKEN: Final = AccessVerdict(401, "the API server does not know this token")
 BUSY: Final = AccessVerdict(503, "too many callers with unknown tokens: try again in a moment")
-AWAY: Final = AccessVerdict(503, "the API server, which knows who may read this, does not answer")
+AWAY: Final = AccessVerdict(503, "the API server, which knows who may read this, does not answer", unanswered=True)
+
+BROKEN: Final = AccessVerdict(503, "the API server, which knows who may read this, answers with an error")
 
 
 def token_of(headers: Mapping[str, str]) -> str:
@@ -124,7 +131,7 @@ class TokenReviews(ABC, Generic[A]):
             asking = self._asking[key] = asyncio.create_task(self._ask_server(key, token, about))
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
         verdict = await asyncio.shield(asking)
-        if verdict.status == 503 and kept is not None and now < kept.stale:
+        if verdict.unanswered and kept is not None and now < kept.stale:
             return kept.verdict
         return verdict
 
@@ -137,13 +144,12 @@ class TokenReviews(ABC, Generic[A]):
 
     def _away(self, error: Exception) -> AccessVerdict:
         """The API server could not be asked: a verdict with status 503."""
-        del error
-        return AWAY
+        return AWAY if isinstance(error, TimeoutError | APIServerUnavailable) else BROKEN
 
-    def _lasts(self, token: str) -> tuple[float, float]:
+    def _lasts(self, token: str, about: A) -> tuple[float, float]:
         """For how many seconds a token that was let in is fresh, and stays in while the API server is away."""
-        del token
-        return FRESH_SECONDS, STALE_SECONDS
+        del token, about
+        return FRESH_SECONDS, FRESH_SECONDS
 
     def _take_token(self, now: float) -> bool:
         self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
@@ -163,7 +169,7 @@ class TokenReviews(ABC, Generic[A]):
         self._allowed.pop(key, None)
         self._denied.pop(key, None)
         if verdict.allowed:
-            fresh, stale = self._lasts(token)
+            fresh, stale = self._lasts(token, about)
             self._allowed[key] = _Kept(verdict, now + fresh, now + stale)
         else:
             self._denied[key] = now + DENIED_SECONDS, verdict
@@ -222,6 +228,9 @@ class Access(TokenReviews[str]):
         if (await self._status(ACCESSREVIEWS, spec)).get("allowed") is True:
             return ALLOWED
         return AccessVerdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")
+
+    def _lasts(self, token: str, about: str) -> tuple[float, float]:
+        return FRESH_SECONDS, STALE_SECONDS if about == METRICS else FRESH_SECONDS
 
 
 def _shared(username: str) -> bool:

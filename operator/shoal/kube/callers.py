@@ -71,6 +71,6 @@ class Callers(TokenReviews[AccessQuestion]):
             return AccessVerdict(503, NOT_ASKED)
         return super()._away(error)
 
-    def _lasts(self, token: str) -> tuple[float, float]:
+    def _lasts(self, token: str, about: AccessQuestion) -> tuple[float, float]:
         seconds = min(FRESH_SECONDS, seconds_left(token, self._wall()))
         return seconds, seconds

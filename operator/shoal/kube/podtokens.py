@@ -62,7 +62,7 @@ class PodTokens(TokenReviews[str]):
     def _away(self, error: Exception) -> AccessVerdict:
         return AccessVerdict(503, f"the API server cannot say whose the pod's token is ({type(error).__name__})")
 
-    def _lasts(self, token: str) -> tuple[float, float]:
+    def _lasts(self, token: str, about: str) -> tuple[float, float]:
         seconds = _seconds_left(token, self._wall())
         return seconds, seconds
 

@@ -10,15 +10,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from starlette.responses import Response
 
 from shoal.api.rights import Right
-from shoal.kube.access import NO_TOKEN, Access, token_of
+from shoal.kube.access import METRICS, NO_TOKEN, Access, token_of
 from shoal.kube.callers import Callers
 from shoal.net.errors import Problem
 from shoal.net.shell import ANY, Shell, ShellRequest, Unrouted, answer_json
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Open to all: a node's probes have no token."""
-METRICS: Final = "/metrics"
-"""Who may read it also learns what is missing where something is not ready."""
 
 Causes = Callable[[], Mapping[str, str]]
 """What is wrong, by part."""
@@ -26,8 +24,8 @@ Causes = Callable[[], Mapping[str, str]]
 
 class TokenGuard:
     """Lets callers through whose token may `get` the path. The paths of probes are open, and METRICS too where
-    `open_metrics` is set or `access` is None. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is
-    needed.
+    `open_metrics` is set or `access` is None. Who may read METRICS also learns what is missing where something is not
+    ready. For `/v1/decisions/<namespace>/<name>` the right to `/v1/decisions` is needed.
 
     A token for the audience of `callers` is asked for its right to this page (`rights`), of the namespace that the path
     or the query names, or of all. Without `access`, such a token alone opens a page.

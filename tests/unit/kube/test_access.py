@@ -15,7 +15,7 @@ from shoal.gateway.ops import gateway_ops
 from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import APIServerUnavailable
+from shoal.kube.errors import APIServerUnavailable, KubeError, ObjectInvalid
 from shoal.net.pages import TokenGuard, denial_response
 from shoal.net.shell import GET, Shell, ShellRequest
 from tests.support.clock import Clock
@@ -30,6 +30,7 @@ class Judge:
         self.rights = {"prometheus": {"/metrics"}, "stranger": set[str]()}
         self.asked: list[str] = []
         self.away = False
+        self.error: KubeError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -38,6 +39,8 @@ class Judge:
         await self.gate.wait()
         if self.away:
             raise APIServerUnavailable("no answer")
+        if self.error is not None:
+            raise self.error
         spec = review["spec"]
         if resource.plural == "tokenreviews":
             name = spec["token"].removesuffix("-token")
@@ -122,6 +125,29 @@ async def test_while_the_api_server_is_away_known_readers_go_on(doors: Access, j
     assert await doors.check("stranger-token", "/metrics") is AWAY
     clock.now += 2
     assert await doors.check("prometheus-token", "/metrics") is AWAY
+
+
+async def test_while_the_api_server_is_away_decisions_are_read_for_no_longer_than_its_last_answer_counts(
+    doors: Access, judge: Judge, clock: Clock
+) -> None:
+    """What goes on without it is what is looked at then: metrics."""
+    judge.rights["reader"] = {"/v1/decisions", "/metrics"}
+    for page in ("/v1/decisions", "/metrics"):
+        assert await doors.check("reader-token", page) is ALLOWED
+    judge.away = True
+    judge.rights["reader"] = set()
+    clock.now += access.FRESH_SECONDS - 1
+    assert await doors.check("reader-token", "/v1/decisions") is ALLOWED
+    clock.now += 1
+    assert await doors.check("reader-token", "/v1/decisions") is AWAY
+    assert await doors.check("reader-token", "/metrics") is ALLOWED
+
+
+async def test_an_api_server_that_answers_with_an_error_is_not_away(doors: Access, judge: Judge, clock: Clock) -> None:
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    judge.error = ObjectInvalid("a webhook of reviews is broken", status=400)
+    clock.now += access.FRESH_SECONDS
+    assert (await doors.check("prometheus-token", "/metrics")).status == 503
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
