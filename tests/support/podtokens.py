@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from shoal.api import names
-from shoal.kube.errors import APIServerUnavailable
+from shoal.kube.errors import APIServerUnavailable, Forbidden
 from shoal.kube.podtokens import POD_NAME
 
 NAMESPACE = "shoal-system"
@@ -20,6 +20,8 @@ class PodTokenReviews:
     def __init__(self) -> None:
         self.asked = 0
         self.away = False
+        self.forbids = False
+        """Whether the ledger itself may not ask."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.knows_audiences = True
@@ -56,6 +58,8 @@ class PodTokenReviews:
         await self.gate.wait()
         if self.away:
             raise APIServerUnavailable("no answer")
+        if self.forbids:
+            raise Forbidden("tokenreviews.authentication.k8s.io is forbidden", status=403)
         spec = review["spec"]
         audience, user = self._users.get(spec["token"], ("", {}))
         if not self.knows_audiences:

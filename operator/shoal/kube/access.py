@@ -18,13 +18,15 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar, cast
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, cast
+
+import structlog
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core.callers import LONGEST_TOKEN, read_claims, too_long
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import APIServerUnavailable, KubeError
+from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError
 from shoal.kube.resources import Resource
 
 FRESH_SECONDS: Final = 60.0
@@ -45,6 +47,8 @@ TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", "T
 ACCESSREVIEWS: Final = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
 )
+
+log = structlog.get_logger()
 
 A = TypeVar("A", bound=Hashable)
 """What is asked about a caller."""
@@ -100,9 +104,26 @@ class _Kept(NamedTuple):
     stale: float
 
 
+class MayNotAsk(KubeError):
+    """403 to a review: the right to it is missing. `what` is its resource with its group."""
+
+    def __init__(self, what: str, error: Forbidden) -> None:
+        super().__init__(error.message, status=error.status, reason=error.reason)
+        self.what = what
+
+    def lacks(self, role: str) -> str:
+        """What is missing, for the caller. `role`: the ClusterRole that has the right."""
+        return (
+            f"its ServiceAccount may not create {self.what}, it needs the ClusterRole {role}, which the chart makes "
+            "and binds"
+        )
+
+
 class TokenReviews(ABC, Generic[A]):
     """Verifies callers' tokens at the API server and caches the verdicts; the number of both is bounded. A token is
-    cached by its hash."""
+    cached by its hash. `role`: the chart's ClusterRole by which this process may do so."""
+
+    role: ClassVar[str]
 
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -111,6 +132,8 @@ class TokenReviews(ABC, Generic[A]):
         self._denied: OrderedDict[Key, tuple[float, AccessVerdict]] = OrderedDict()
         self._asking: dict[Key, asyncio.Task[AccessVerdict]] = {}
         self._tokens, self._filled = BURST, clock()
+        self._forbidden = False
+        """The API server said last that this process may not ask."""
 
     async def check(self, token: str, about: A) -> AccessVerdict:
         """Whether the owner of this token is allowed `about`."""
@@ -144,6 +167,8 @@ class TokenReviews(ABC, Generic[A]):
 
     def _away(self, error: Exception) -> AccessVerdict:
         """The API server could not be asked: a verdict with status 503."""
+        if isinstance(error, MayNotAsk):
+            return AccessVerdict(503, f"this service may not ask the API server who calls: {error.lacks(self.role)}")
         return AWAY if isinstance(error, TimeoutError | APIServerUnavailable) else BROKEN
 
     def _lasts(self, token: str, about: A) -> tuple[float, float]:
@@ -164,7 +189,11 @@ class TokenReviews(ABC, Generic[A]):
             async with asyncio.timeout(REVIEW_SECONDS):
                 verdict = await self._review(token, about)
         except (KubeError, TimeoutError) as error:
+            if isinstance(error, MayNotAsk) and not self._forbidden:
+                self._forbidden = True
+                log.error("access.may_not_ask", missing=f"create {error.what}", role=self.role, problem=error.message)
             return self._away(error)
+        self._forbidden = False
         now = self._clock()
         self._allowed.pop(key, None)
         self._denied.pop(key, None)
@@ -198,7 +227,11 @@ class TokenReviews(ABC, Generic[A]):
             "metadata": {},
             "spec": spec,
         }
-        return cast("JsonObject", (await self._client.create(resource, review)).get("status") or {})
+        try:
+            answer = await self._client.create(resource, review)
+        except Forbidden as error:
+            raise MayNotAsk(f"{resource.plural}.{resource.group}", error) from None
+        return cast("JsonObject", answer.get("status") or {})
 
 
 def access_spec(user: JsonObject) -> JsonObject:
@@ -216,6 +249,8 @@ class Access(TokenReviews[str]):
 
     People get tokens of the ServiceAccount DECISIONS_ACCOUNT: those have to be short, because the right to get one may
     be taken away. A program's token may be long: its rights are those of its own account."""
+
+    role = "shoal-access"
 
     async def _review(self, token: str, about: str) -> AccessVerdict:
         if (user := await self._user(token)) is None:

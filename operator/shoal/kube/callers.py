@@ -6,22 +6,18 @@ are kept for a minute at most, never beyond the token's own expiry, and none is 
 
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
 
 from shoal.api.rights import Right
 from shoal.core.callers import AccessQuestion, CallerReview, decide, question, read_claims, seconds_left, unfit
-from shoal.kube.access import ACCESSREVIEWS, FRESH_SECONDS, AccessVerdict, TokenReviews, access_spec
+from shoal.kube.access import ACCESSREVIEWS, FRESH_SECONDS, AccessVerdict, MayNotAsk, TokenReviews, access_spec
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import Forbidden
-
-NOT_ASKED: Final = (
-    "this service may not ask the API server who calls: it needs the ClusterRole shoal-reviews, which the chart makes "
-    "and binds where rbac.roles.enabled is true"
-)
 
 
 class Callers(TokenReviews[AccessQuestion]):
     """`may` returns whether the owner of a token has a right."""
+
+    role = "shoal-reviews"
 
     def __init__(
         self,
@@ -67,9 +63,12 @@ class Callers(TokenReviews[AccessQuestion]):
         return AccessVerdict(found.status, found.refused or "", user=name)
 
     def _away(self, error: Exception) -> AccessVerdict:
-        if isinstance(error, Forbidden):
-            return AccessVerdict(503, NOT_ASKED)
-        return super()._away(error)
+        found = super()._away(error)
+        return (
+            replace(found, message=f"{found.message} where rbac.roles.enabled is true")
+            if isinstance(error, MayNotAsk)
+            else found
+        )
 
     def _lasts(self, token: str, about: AccessQuestion) -> tuple[float, float]:
         seconds = min(FRESH_SECONDS, seconds_left(token, self._wall()))

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from shoal.api.meta import JsonObject
 from shoal.core.callers import read_claims, too_long
-from shoal.kube.access import FRESH_SECONDS, AccessVerdict, TokenReviews
+from shoal.kube.access import FRESH_SECONDS, AccessVerdict, MayNotAsk, TokenReviews
 from shoal.kube.client import KubeClient
 
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"
@@ -20,6 +20,8 @@ POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 
 class PodTokens(TokenReviews[str]):
     """Knows the pods of one ServiceAccount by tokens for one audience. `pod_of` gives a verdict that names the pod."""
+
+    role = "shoal-ledger-senders"
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class PodTokens(TokenReviews[str]):
         return AccessVerdict(403, f"a token of the pod for audience {self._audience} is needed")
 
     def _away(self, error: Exception) -> AccessVerdict:
-        return AccessVerdict(503, f"the API server cannot say whose the pod's token is ({type(error).__name__})")
+        why = error.lacks(self.role) if isinstance(error, MayNotAsk) else type(error).__name__
+        return AccessVerdict(503, f"the API server cannot say whose the pod's token is ({why})")
 
     def _lasts(self, token: str, about: str) -> tuple[float, float]:
         seconds = _seconds_left(token, self._wall())

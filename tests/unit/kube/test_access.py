@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.responses import PlainTextResponse, Response
+from structlog.testing import capture_logs
 
 from shoal.api import names
 from shoal.gateway.demand import DemandPublisher, DemandState
@@ -15,7 +16,7 @@ from shoal.gateway.ops import gateway_ops
 from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
-from shoal.kube.errors import APIServerUnavailable, KubeError, ObjectInvalid
+from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, ObjectInvalid
 from shoal.net.pages import TokenGuard, denial_response
 from shoal.net.shell import GET, Shell, ShellRequest
 from tests.support.clock import Clock
@@ -148,6 +149,31 @@ async def test_an_api_server_that_answers_with_an_error_is_not_away(doors: Acces
     judge.error = ObjectInvalid("a webhook of reviews is broken", status=400)
     clock.now += access.FRESH_SECONDS
     assert (await doors.check("prometheus-token", "/metrics")).status == 503
+
+
+FORBIDDEN: Final = 'User "system:serviceaccount:shoal-system:shoal-operator" cannot create resource "tokenreviews"'
+
+
+async def test_a_service_that_may_not_ask_says_which_right_it_lacks_and_logs_it_once(
+    doors: Access, judge: Judge, clock: Clock
+) -> None:
+    judge.error = Forbidden(FORBIDDEN, status=403)
+    with capture_logs() as logs:
+        for number in range(3):
+            refused = await doors.check(f"reader-{number}", "/v1/decisions")
+            assert (refused.status, refused.headers) == (503, {"Retry-After": "2"})
+            assert refused.message == (
+                "this service may not ask the API server who calls: its ServiceAccount may not create "
+                "tokenreviews.authentication.k8s.io, it needs the ClusterRole shoal-access, which the chart makes and "
+                "binds"
+            )
+    assert [(each["log_level"], each["problem"]) for each in logs] == [("error", FORBIDDEN)]
+    judge.error = None
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    judge.error = Forbidden(FORBIDDEN, status=403)
+    with capture_logs() as logs:
+        await doors.check("reader-4", "/metrics")
+    assert len(logs) == 1, "lost again"
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------

@@ -103,6 +103,17 @@ async def test_while_the_api_server_is_away_the_unknown_wait_and_the_proven_do_n
     assert (await tokens.pod_of(unknown)).pod == "shoal-gateway-1"
 
 
+async def test_a_ledger_that_may_not_ask_says_which_right_it_lacks(tokens: PodTokens, server: PodTokenReviews) -> None:
+    server.forbids = True
+    refused = await tokens.pod_of(server.issue())
+    assert (refused.status, refused.message) == (
+        503,
+        "the API server cannot say whose the pod's token is (its ServiceAccount may not create "
+        "tokenreviews.authentication.k8s.io, it needs the ClusterRole shoal-ledger-senders, which the chart makes and "
+        "binds)",
+    )
+
+
 async def test_strangers_cost_the_api_server_little_and_push_out_nobody(
     tokens: PodTokens, server: PodTokenReviews, clock: Clock
 ) -> None:
