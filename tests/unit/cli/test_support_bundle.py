@@ -283,6 +283,11 @@ def test_programs_are_told_what_was_written(api: CannedApi, tmp_path: Path) -> N
     assert any("nodes is forbidden" in each for each in told["missing"])
 
 
+BEGIN, END = (f"-----{word} PRIVATE KEY-----" for word in ("BEGIN", "END"))
+LINE = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7/Abc+def0123"
+"""As long as the lines of a key."""
+
+
 def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, tmp_path: Path) -> None:
     assert run(api, tmp_path).exit_code == 0
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
@@ -313,6 +318,14 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         ("glpat-abcdefghijk xoxb-123456789-a ASIAABCDEFGHIJKL", "glpat-(removed) xoxb-(removed) ASIA(removed)"),
         ("a\n-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nb", "a\n(removed)\nb"),
         ("a\n-----BEGIN PRIVATE KEY-----\nMHc", "a\n(removed)"),
+        # A key without its end: what looks like a key's lines.
+        (f"a\n{BEGIN}\n{LINE}\n{LINE}\nMHc=\nengine: ready in 5 s", "a\n(removed)\nengine: ready in 5 s"),
+        (f"a\r\n  {BEGIN}\r\n  {LINE}\r\n  MHc=\r\nload: ok", "a\r\n  (removed)\r\nload: ok"),
+        (f"12:00 {BEGIN}\n12:00 {LINE}\n12:01 MHc=\n12:02 ready\n", "12:00 (removed)\n12:02 ready\n"),
+        (f"{BEGIN}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0A\n\n{LINE}\n\nload: ok", "(removed)\n\nload: ok"),
+        (f'{{"m": "{BEGIN}\\n{LINE}\\nMHc=\\n"}}\n{{"m": "ready"}}', '{"m": "(removed)"}\n{"m": "ready"}'),
+        (f"{BEGIN} is needed: (see the docs)\nload: ok", "(removed): (see the docs)\nload: ok"),
+        (f"{BEGIN}\n{LINE}\nload: ok\n{BEGIN}\nM.,\n{END}\nb", "(removed)\nload: ok\n(removed)\nb"),
         # Names that end like a secret's, whatever precedes.
         ("HF_TOKEN=hunter2 DB_PASSWORD=hunter2", "HF_TOKEN=(removed) DB_PASSWORD=(removed)"),
         ("access_token=hunter2&x=1", "access_token=(removed)&x=1"),

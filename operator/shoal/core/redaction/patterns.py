@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, cast
 
 import re2  # pyright: ignore[reportMissingTypeStubs]
 
+from shoal.core.redaction.keyblocks import key_blocks
+
 Span = tuple[int, int]
 Finder = Callable[[bytes], Iterable[Span]]
 
@@ -107,17 +109,25 @@ class _Tokens:
 
     certain: Pattern
     with_digit: Pattern
+    key_blocks: Finder
 
     @classmethod
-    def of(cls, certain: Iterable[str], with_digit: Iterable[str]) -> "_Tokens":
-        return cls(*(compiled("|".join(rf"\b{form}" for form in forms).encode()) for forms in (certain, with_digit)))
+    def of(cls, certain: Iterable[str], with_digit: Iterable[str], key_blocks: Finder) -> "_Tokens":
+        one, other = (compiled("|".join(rf"\b{form}" for form in forms).encode()) for forms in (certain, with_digit))
+        return cls(one, other, key_blocks)
 
     def find(self, text: bytes) -> Iterator[Span]:
         yield from (match.span() for match in self.certain.finditer(text))
         for match in self.with_digit.finditer(text):
             if any(48 <= byte <= 57 for byte in match.group()[3:]):
                 yield match.span()
-        yield from (match.span() for match in _KEY_BLOCK.finditer(text))
+        yield from self.key_blocks(text)
+
+
+def _key_blocks(text: bytes) -> Iterator[Span]:
+    """Private keys in a prompt or an answer. One without its end is redacted to the end of the text: in doubt too
+    much."""
+    return (match.span() for match in _KEY_BLOCK.finditer(text))
 
 
 _KEY_BLOCK: Final = compiled(
@@ -127,6 +137,7 @@ _KEY_BLOCK: Final = compiled(
 _IN_PROMPTS: Final = _Tokens.of(
     (form.prefix + form.rest for form in TOKEN_FORMS if not form.digit),
     (form.prefix + form.rest for form in TOKEN_FORMS if form.digit),
+    _key_blocks,
 )
 _IN_LOGS: Final = _Tokens.of(
     (
@@ -135,6 +146,7 @@ _IN_LOGS: Final = _Tokens.of(
         if not form.prompts_only and (form.shorter or not form.digit)
     ),
     (form.prefix + form.rest for form in TOKEN_FORMS if not form.prompts_only and form.digit and not form.shorter),
+    key_blocks,
 )
 _PREFIX: Final = re.compile("|".join(form.prefix for form in TOKEN_FORMS if form.prefix).encode())
 _QUOTE: Final = rb"[\\]{0,4}[\"'`]?"
