@@ -26,7 +26,9 @@ _PUBLISHED: Final = re.compile(
 )
 """What a line contains that names something published."""
 UNRELEASED_NOTE: Final = "is not released yet"
-"""README says so of a version whose commands have nothing to take yet."""
+"""Pages say so of a version whose commands have nothing to take yet."""
+NOTED: Final = ("README.md", "docs/install.md")
+"""Those pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,11 @@ def open_for_tag(root: Path) -> list[str]:
         problems.append(f"CHANGELOG.md: [{wanted}] has no date, but {section.when!r}")
     if (unreleased := sections.get(notes.UNRELEASED)) is not None and unreleased.text:
         problems.append(f"CHANGELOG.md: [{notes.UNRELEASED}] has entries: move them to [{wanted}]")
-    if UNRELEASED_NOTE in (root / "README.md").read_text(encoding="utf-8"):
-        problems.append(f"README.md says that {wanted} {UNRELEASED_NOTE}")
+    problems += [
+        f"{page} says that {wanted} {UNRELEASED_NOTE}"
+        for page in NOTED
+        if UNRELEASED_NOTE in (root / page).read_text(encoding="utf-8")
+    ]
     return problems
 
 

@@ -35,9 +35,9 @@ def released(checkout: Path) -> None:
     changelog = checkout / "CHANGELOG.md"
     text = re.sub(r"## \[Unreleased\]\n.*?(?=^## \[)", "", changelog.read_text(), flags=re.M | re.S)
     changelog.write_text(re.sub(rf"^## \[{re.escape(VERSION)}\].*$", f"## [{VERSION}] - 2027-01-31", text, flags=re.M))
-    readme = checkout / "README.md"
-    lines = readme.read_text().splitlines(keepends=True)
-    readme.write_text("".join(line for line in lines if versions.UNRELEASED_NOTE not in line))
+    for page in versions.NOTED:
+        lines = (checkout / page).read_text().splitlines(keepends=True)
+        (checkout / page).write_text("".join(line for line in lines if versions.UNRELEASED_NOTE not in line))
 
 
 def test_every_file_names_the_same_version() -> None:
@@ -68,10 +68,17 @@ def test_a_page_installs_the_published_command_line(page: str) -> None:
     assert f"uv tool install shoal=={VERSION} " in text
 
 
-def test_readme_says_whether_its_commands_have_something_to_take() -> None:
+@pytest.mark.parametrize("page", versions.NOTED)
+def test_a_page_says_whether_its_commands_have_something_to_take(page: str) -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     unreleased = f"## [{VERSION}] - not released yet" in changelog
-    assert (f"{VERSION} {versions.UNRELEASED_NOTE}" in (ROOT / "README.md").read_text()) == unreleased
+    assert (f"{VERSION} {versions.UNRELEASED_NOTE}" in (ROOT / page).read_text()) == unreleased
+
+
+def test_readmes_first_command_installs_nothing_that_somebody_else_may_have_named_shoal() -> None:
+    """Until the first release the name on PyPI is nobody's."""
+    first = re.findall(r"^uv tool install [^#\n]*", (ROOT / "README.md").read_text(), re.M)
+    assert [command.strip() for command in first] == ["uv tool install ."]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +135,12 @@ def test_a_released_checkout_can_have_its_tag_and_no_other(checkout: Path) -> No
         ("CHANGELOG.md", f"[{VERSION}] - 2027-01-31", "[9.9.9] - 2027-01-31", "has no section"),
         ("CHANGELOG.md", f"## [{VERSION}]", f"## [Unreleased]\n\n- New.\n\n## [{VERSION}]", "has entries"),
         ("README.md", "# Shoal\n", f"# Shoal\n\n{VERSION} is not released yet.\n", "is not released yet"),
+        (
+            "docs/install.md",
+            "# Installing Shoal\n",
+            f"# Installing Shoal\n\n{VERSION} is not released yet.\n",
+            "is not rel",
+        ),
     ],
 )
 def test_what_stands_in_the_way_of_a_tag_is_named(checkout: Path, file: str, old: str, new: str, said: str) -> None:
