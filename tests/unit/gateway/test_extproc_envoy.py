@@ -239,6 +239,31 @@ async def test_a_stream_whose_replica_stalls_ends_when_its_agent_says_so(tmp_pat
         assert (record.data.outcome, record.data.output_tokens) == ("failed", None)
 
 
+async def test_an_answer_that_takes_too_long_ends_for_the_client_and_at_the_engine(tmp_path: Path) -> None:
+    """With an error event at once, as on the gateway's own port. An Envoy whose processor only goes away passes on the
+    rest as it comes from the engine: not metered, and without a limit."""
+    sent = 0
+
+    async def endless(request: EngineRequest) -> None:
+        nonlocal sent
+        await request.begin_stream()
+        while not request.gone.is_set():
+            sent += 1
+            await request.chunk(request.delta("a", sent))
+            await asyncio.sleep(0.02)
+
+    engine = ScriptedEngine(endless)
+    async with gateway(tmp_path, engine, request_seconds=0.5) as it, in_front_of(it) as envoy:
+        async with asyncio.timeout(20), await envoy.post(STREAM) as answer:
+            *events, last = [json.loads(event) async for event in lines(answer)]
+        assert last["error"]["code"] == "timeout"
+        async with asyncio.timeout(20):
+            await engine.requests[0].gone.wait()
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("failed", len(events))
+        assert it.metric("shoal_gateway_errors_total", reason="timeout") == 1
+
+
 async def test_a_whole_answer_that_is_left_is_recorded(tmp_path: Path) -> None:
     async def never(request: EngineRequest) -> None:
         await request.gone.wait()

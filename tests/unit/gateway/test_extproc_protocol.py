@@ -26,6 +26,7 @@ from tests.support.routes import target, two_models
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = json.dumps({"model": "chat/llama", "messages": [{"role": "user", "content": "hello"}]}).encode()
+STREAM = json.dumps({**json.loads(CHAT), "stream": True}).encode()
 DESTINATION = "x-gateway-destination-endpoint"
 HEALTH = "/grpc.health.v1.Health/Check"
 OUTSIDE = {"external": {"name": "outside"}}
@@ -73,6 +74,32 @@ class Caller:
         wanted = told.request_headers.response.header_mutation.set_headers
         (header,) = [each.header.raw_value.decode() for each in wanted if each.header.key == DESTINATION]
         return header, MessageToDict(told.dynamic_metadata)["envoy.lb"][DESTINATION]
+
+    async def stream(self, body: bytes = STREAM, headers: str = "text/event-stream") -> str:
+        """Asks for a stream, which the replica then begins. Returns the endpoint that was picked."""
+        await self.ask(body)
+        picked, _ = await self.picked()
+        await self.hear()  # the body for the replica
+        head = pb.ProcessingRequest()
+        head.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+        head.response_headers.headers.headers.add(key="content-type", raw_value=headers.encode())
+        await self.call.write(head)
+        return picked
+
+    async def part(self, tokens: int) -> None:
+        """The replica's stream goes on: it has so many tokens now."""
+        usage = {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
+        choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+        event = {"object": "chat.completion.chunk", "model": "chat/llama", "choices": [choice], "usage": usage}
+        data = b"data: " + json.dumps(event).encode() + b"\n\n"
+        await self.call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=data)))
+
+    async def told_body(self) -> tuple[bytes, bool]:
+        """The next part of the answer to the client, and whether it is the last."""
+        while (heard := await self.hear()).WhichOneof("response") != "response_body":
+            assert heard.WhichOneof("response") == "response_headers", heard
+        part = heard.response_body.response.body_mutation.streamed_response
+        return part.body, part.end_of_stream
 
 
 class Picker:
@@ -370,6 +397,39 @@ async def test_a_body_that_does_not_come_is_refused_in_time(tmp_path: Path) -> N
             said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
         await caller.call.write(said)
         assert await caller.refused() == (408, "request_timeout")
+
+
+async def test_a_conversation_that_the_gateway_gives_up_fails_at_the_proxy(tmp_path: Path) -> None:
+    """It must not end well: then Envoy goes on without the gateway, and passes on what comes."""
+    async with picker(tmp_path, engines=1, body_seconds=0.2) as it:
+        assert await Caller(it.channel).call.code() is grpc.StatusCode.INTERNAL  # it says nothing
+
+    async def gives_up(_scope: Any, _receive: Any, _send: Any) -> None: ...
+
+    app: Any = gives_up
+    server = ExtProcServer(app, lambda: True, host="127.0.0.1", port=0, body_seconds=5, most_streams=10)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            caller = Caller(channel)
+            await caller.ask()
+            assert await caller.call.code() is grpc.StatusCode.INTERNAL
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+async def test_an_error_in_the_midst_of_a_stream_ends_it_whatever_the_replica_does(tmp_path: Path, parts: int) -> None:
+    async with picker(tmp_path, engines=1, request_seconds=0.5) as it:
+        caller = Caller(it.channel)
+        await caller.stream()
+        for number in range(1, parts + 1):
+            await caller.part(number)
+        told = [await caller.told_body() for _ in range(parts + 1)]
+        assert [end for _, end in told] == [False] * parts + [True]
+        assert b'"code":"timeout"' in told[-1][0]
+        (record,) = await it.it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("failed", parts)
 
 
 async def test_streams_are_bounded(tmp_path: Path) -> None:

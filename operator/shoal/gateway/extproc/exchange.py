@@ -73,6 +73,11 @@ class CarriedRequest:
         self._news = asyncio.Event()
         self._over = False
         """Envoy has ended the conversation."""
+        self._told_all = False
+        """Envoy has the end of the answer to the client."""
+        self.unfinished = False
+        """After `run`: Envoy still waits, for an answer or for the rest of one. If the conversation ended well then, it
+        would go on without the gateway, and pass on to the client what comes from the replica."""
         self._error: UpstreamError | None = None
         self._bodyless = False
         self._body_until: float | None = None
@@ -91,7 +96,10 @@ class CarriedRequest:
         """Until the answer has ended, or Envoy is gone."""
         try:
             head = await self._first()
-        except (Ended, TimeoutError):
+        except Ended:
+            return
+        except TimeoutError:
+            self.unfinished = True
             return
         except ProtocolBroken as broken:
             await self._misunderstood(broken)
@@ -102,6 +110,7 @@ class CarriedRequest:
         try:
             await self._app(self._scope, self._receive, self._send)
         finally:
+            self.unfinished = not self._over and not self._told_all
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
@@ -249,20 +258,14 @@ class CarriedRequest:
 
     async def _continue(self, data: bytes, *, last: bool) -> None:
         if self._answer is None:
-            if last:
-                await self._rest()
+            # The last part may come before the end of the replica's answer. Envoy then resets the replica's stream.
             await self._tell_all(self._talk.part(data, last=last))
-            return
-        self._body.append(data)
-        if last:
-            status, headers = self._answer
-            await self._tell_all(self._talk.refuse(status, headers, b"".join(self._body)))
-
-    async def _rest(self) -> None:
-        """Waits for the end of the replica's answer, of which nothing is used any more: only then may the client's
-        end."""
-        while not self._talk.answer_done and not self._over:
-            await self._take()
+        else:
+            self._body.append(data)
+            if last:
+                status, headers = self._answer
+                await self._tell_all(self._talk.refuse(status, headers, b"".join(self._body)))
+        self._told_all = last
 
     async def _tell_all(self, told: Iterable[Message]) -> None:
         if self._over:

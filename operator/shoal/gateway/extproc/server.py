@@ -84,6 +84,8 @@ class ExternalProcessor(ExternalProcessorServicer):
                 await asyncio.wait((work,), timeout=_LEAVE_SECONDS)
             if work.done() and not work.cancelled() and (error := work.exception()) is not None:
                 log.error("a request of an Envoy failed", **redact.redact_error(error))
+        if exchange.unfinished:
+            await context.abort(grpc.StatusCode.INTERNAL, "the gateway has given the request up")
 
 
 class ExtProcServer:
