@@ -200,9 +200,9 @@ class Conversation:
         self._trailers[of_request] = tuple(dict.fromkeys(name for name, _ in _split(raw)[0]))
 
     @property
-    def answer_done(self) -> bool:
-        """The replica's answer has come to its end."""
-        return self._answer_done
+    def answer_comes(self) -> bool:
+        """Part of the replica's answer has come, and the rest of it is awaited."""
+        return self.state in (State.ANSWERED, State.ANSWERING) and not self._answer_done
 
     # --- to Envoy ---------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,11 @@ class Carrier(Upstream, Protocol):
         """Whether the proxy has the request."""
         ...
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether the proxy ended the request in the midst of the replica's answer. It does not say why."""
+        ...
+
     def takes(self, target: UpstreamAddress) -> bool:
         """Whether the proxy can send the request to a replica."""
         ...

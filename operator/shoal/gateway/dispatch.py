@@ -3,13 +3,13 @@ has ended."""
 
 import asyncio
 import time
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
 from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing.choice import NoReplica
+from shoal.core.routing.choice import NoReplica, has_ended
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.score import Pick
 from shoal.engine.wire import NO_ENDPOINT, EngineCall, SpeculatedAnswers, Wire
@@ -17,11 +17,12 @@ from shoal.engine.wires import wire_of
 from shoal.gateway.accepted import AcceptedRequest
 from shoal.gateway.firsttokens import FirstRequest
 from shoal.gateway.prepared import COMPLETIONS
-from shoal.gateway.relay import ABORTED, LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry
+from shoal.gateway.relay import ABORTED, LACKS_ADAPTER, WRONG_MODEL, AnswerRelay, Retry, engine_lost
 from shoal.gateway.replicapool import SHORT_ANSWER
 from shoal.gateway.target import DispatchTarget
 from shoal.gateway.upstream import (
     Aborted,
+    BrokenOff,
     ConnectFailed,
     GivenUp,
     RequestBody,
@@ -45,6 +46,9 @@ _OTHER_ENGINE: Final = frozenset({UNKNOWN_ENGINE, UNSUPPORTED})
 nothing of the request."""
 _ANSWER_SECONDS: Final = 1.0
 """How long an engine whose connection ended may take to answer a readiness check, besides the time to connect."""
+_AGENT_SECONDS: Final = 3.0
+"""How long the agent of an engine that takes no connection may take to say that it has ended."""
+_AGAIN_SECONDS: Final = 0.05
 
 
 class Dispatch:
@@ -223,6 +227,14 @@ class Dispatch:
                 raise
             finally:
                 answer.release()
+        except BrokenOff:
+            ended = await self._has_ended(replica)
+            app.metrics.broken_off.labels("replica_ended" if ended else "unknown").inc()
+            if not ended:
+                raise ClientGone from None
+            if self._relay.answering:
+                raise engine_lost() from None
+            raise Retry("lost") from None
         except Aborted:
             raise ClientGone from None
         except ConnectFailed:
@@ -286,8 +298,28 @@ class Dispatch:
         same = signal is None or boot is None or signal.engine_boot == boot
         return retries.Loss(answers=answers and same)
 
+    async def _has_ended(self, replica: Replica) -> bool:
+        """Whether the replica that was answering has ended, now that the proxy broke its answer off. Where it has not,
+        which is so for nearly all clients that leave, this takes one request for its readiness."""
+        boot, live = self._meter.engine_boot, self._app.fleet.live
+        answers = await self._readiness(replica) != "closed"
+        until = time.monotonic() + _AGENT_SECONDS
+        while not (ended := has_ended(boot, answers, live.get(replica.uid))):
+            if answers or boot is None or time.monotonic() >= until:
+                break
+            await asyncio.sleep(_AGAIN_SECONDS)
+        return ended
+
     async def _is_ready(self, replica: Replica) -> bool:
         """Whether a replica's engine answers that it is ready, on a new connection.
+
+        Raises:
+            ClientGone: the client left.
+        """
+        return await self._readiness(replica) == "ready"
+
+    async def _readiness(self, replica: Replica) -> Literal["ready", "not_ready", "closed"]:
+        """What a replica's engine answers on a new connection; "closed": it takes none, or ends it.
 
         Raises:
             ClientGone: the client left.
@@ -295,7 +327,7 @@ class Dispatch:
         app, abort = self._app, self._request.abort
         wire, target = wire_of(replica.engine), app.target(replica)
         if wire is None:
-            return False
+            return "not_ready"
         head = f"GET {wire.ready_path} HTTP/1.1\r\nhost: {_host(target)}\r\n\r\n".encode()
         for _ in range(2):
             try:
@@ -305,11 +337,13 @@ class Dispatch:
                 raise ClientGone from None
             except StaleConnection:
                 continue  # the other idle connections are closed by now
-            except (UpstreamError, TimeoutError):
-                return False
+            except TimeoutError:
+                return "not_ready"
+            except UpstreamError:
+                return "closed"
             answer.release()
-            return answer.status == 200
-        return False
+            return "ready" if answer.status == 200 else "not_ready"
+        return "closed"
 
     def _to_send(self, wire: Wire, target: UpstreamAddress, key: str) -> tuple[bytes, RequestBody]:
         """The head and the body of one attempt."""

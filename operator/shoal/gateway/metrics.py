@@ -237,6 +237,13 @@ class GatewayMetrics:
             ["counts"],
             registry=registry,
         )
+        self.broken_off = Counter(
+            "shoal_gateway_broken_off",
+            "Answers in the midst of which a proxy (external processing) ended the request, by cause: replica_ended, or"
+            " unknown: the client left, or the proxy lost the connection to a replica that goes on.",
+            ["cause"],
+            registry=registry,
+        )
         self.suspects = Counter(
             "shoal_gateway_suspects",
             "Requests whose replica died before the first byte of the answer: sent_again to one more replica, or ended"

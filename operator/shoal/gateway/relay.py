@@ -121,7 +121,7 @@ class AnswerRelay:
                 await self._whole(answer, headers, began)
         except NotHere as elsewhere:
             if self.answering:
-                raise _engine_lost() from None  # what the client has cannot be taken back
+                raise engine_lost() from None  # what the client has cannot be taken back
             raise Retry(elsewhere.reason) from None
         finally:
             if self._held:
@@ -232,10 +232,10 @@ class AnswerRelay:
                 raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
             # What comes after the last event is nothing to the client, which has the whole answer, or its error.
             if not events.done and not events.failed:
-                raise _engine_lost() from None
+                raise engine_lost() from None
         if not events.done and not events.failed:
             if self.answering:
-                raise _engine_lost()
+                raise engine_lost()
             raise Retry("lost")
         await reply.begin_stream()
         meter.status = 200
@@ -270,7 +270,7 @@ class AnswerRelay:
             # The provider's own words about its failure are not for clients.
             return error if self.cause == "request" else errors.external_broken()
         if self._wire.elsewhere(status, event, self._call.adapter is not None) == "lost":
-            error = _engine_lost()
+            error = engine_lost()
         return error
 
     def given_up(self, out: list[bytes]) -> ApiError:
@@ -451,5 +451,6 @@ def _choice(event: bytes) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _engine_lost() -> ApiError:
+def engine_lost() -> ApiError:
+    """For a client that has a part of the answer."""
     return ApiError(502, "The replica that was answering was lost; the answer is incomplete.", "replica_lost")

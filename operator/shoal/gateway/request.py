@@ -447,9 +447,11 @@ class GatewayRequest:
 
     def _may_be_proxys(self, error: ApiError) -> bool:
         """Whether the proxy that carries the request may have made the error itself: its own time is over, or it does
-        not reach the replica."""
+        not reach the replica. A replica that ended in the midst of its stream is none of that."""
         carrier = self._arrival.carrier
-        return carrier is not None and carrier.sent and error.status in _OF_PROXIES
+        if carrier is None or (carrier.broke_off and self._preparation.meter.first_byte is not None):
+            return False
+        return carrier.sent and error.status in _OF_PROXIES
 
     def _spare_canary(self) -> None:
         """The request did not get a place at its target. While that has no replica yet, or has not loaded its adapter,

@@ -40,6 +40,10 @@ class Aborted(UpstreamError):
     """The gateway aborted the request itself."""
 
 
+class BrokenOff(Aborted):
+    """The proxy that carries the request broke the answer off: the client left, or the replica was lost."""
+
+
 class AnswerTooLarge(UpstreamError):
     """The answer is larger than the gateway keeps in memory."""
 

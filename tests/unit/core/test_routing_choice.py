@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api.tenant import Tenant
 from shoal.core.access import DenialReason, Denied, KeyIdentity, authenticate, index_keys
-from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal
+from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal, has_ended
 from shoal.core.routing.modelindex import ModelIndex
 from shoal.core.routing.replica import Replica
 from shoal.core.routing.resolve import ServedModel
@@ -173,3 +173,22 @@ def test_models_that_change_their_names_or_go_keep_none_behind():
     words.set_models({})
     assert words.listed(everyone) == []
     assert words.find("n", everyone) is None
+
+
+@pytest.mark.parametrize(
+    ("boot", "answers", "signal", "ended"),
+    [
+        ("boot", True, READY, False),
+        ("boot", False, READY, False),  # only this gateway does not reach it
+        ("boot", False, ReplicaSignal("loading", "boot"), True),
+        ("boot", False, ReplicaSignal("ready", "next"), True),
+        ("boot", False, None, True),
+        ("boot", True, None, False),
+        ("boot", True, ReplicaSignal("draining", "boot"), False),
+        (None, False, None, False),  # nothing was known of it before either
+    ],
+)
+def test_a_replica_has_ended_if_it_takes_no_connection_and_its_agent_agrees(
+    boot: str | None, answers: bool, signal: ReplicaSignal | None, ended: bool
+) -> None:
+    assert has_ended(boot, answers, signal) is ended

@@ -201,7 +201,12 @@ async def test_a_replica_that_is_gone_is_an_error_that_sdks_retry(tmp_path: Path
         assert (record.data.outcome, record.data.output_tokens) == ("failed", None)
 
 
-async def test_a_stream_whose_replica_dies_is_cut_and_recorded_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["its process ends", "its connection is lost", "the client leaves"])
+async def test_a_stream_that_breaks_off_is_the_replicas_failure_only_if_that_has_ended(
+    tmp_path: Path, way: str
+) -> None:
+    """Envoy ends its conversation with the gateway alike in all of these."""
+
     async def begin(request: EngineRequest) -> None:
         await request.begin_stream()
         await request.chunk(request.delta("a", 1))
@@ -212,11 +217,24 @@ async def test_a_stream_whose_replica_dies_is_cut_and_recorded_once(tmp_path: Pa
         async with await envoy.post(STREAM) as answer:
             events = lines(answer)
             await anext(events)
-            engine.die()
-            with pytest.raises(ClientPayloadError):
-                await anext(events)
+            if way == "its process ends":
+                engine.die()
+            elif way == "its connection is lost":
+                engine.requests[0].writer.transport.abort()
+            if way != "the client leaves":
+                with pytest.raises(ClientPayloadError):
+                    await anext(events)
+            if way == "its process ends":
+                it.hear(1, phase="loading")  # as its agent sees it then
         (record,) = await it.records()
         assert (record.data.input_tokens, record.data.output_tokens) == (7, 1)
+        failed = way == "its process ends"
+        assert record.data.outcome == ("failed" if failed else "cancelled")
+        cause = "replica_ended" if failed else "unknown"
+        assert it.metric("shoal_gateway_broken_off_total") == 1
+        assert it.metric("shoal_gateway_broken_off_total", cause=cause) == 1
+        assert it.metric("shoal_gateway_requests_total", outcome="failed") == failed
+        assert it.metric("shoal_gateway_errors_total", reason="replica_lost") == failed
 
 
 async def test_a_stream_whose_replica_stalls_ends_when_its_agent_says_so(tmp_path: Path) -> None:

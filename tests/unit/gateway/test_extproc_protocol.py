@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -430,6 +430,83 @@ async def test_an_error_in_the_midst_of_a_stream_ends_it_whatever_the_replica_do
         assert b'"code":"timeout"' in told[-1][0]
         (record,) = await it.it.records()
         assert (record.data.outcome, record.data.output_tokens) == ("failed", parts)
+
+
+class Broken(NamedTuple):
+    """Streams of a canary's replica that Envoy breaks off."""
+
+    engine: str
+    agent: dict[str, Any] | None
+    """What the agent of the replica says afterwards; None: its stream ends too."""
+    outcome: str
+
+
+READY: dict[str, Any] = {"phase": "ready", "engine_boot": "boot-2"}
+LOADING: dict[str, Any] = {"phase": "loading", "engine_boot": "boot-2"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Broken("has ended", LOADING, "failed"),
+        Broken("has ended", {"phase": "loading", "engine_boot": "boot-3"}, "failed"),
+        Broken("has ended", None, "failed"),
+        Broken("is not reached", READY, "cancelled"),
+        Broken("goes on", READY, "cancelled"),
+        Broken("goes on", {"phase": "draining", "engine_boot": "boot-2"}, "cancelled"),
+        Broken("goes on", None, "cancelled"),
+    ],
+    ids=str,
+)
+async def test_a_canary_is_halted_by_streams_that_break_off_as_its_replica_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Broken
+) -> None:
+    monkeypatch.setattr("shoal.gateway.dispatch._AGENT_SECONDS", 0.2)
+    canary = {"target": target("other"), "percent": 100, "haltOn": {"errorPercent": 20, "minRequests": 10}}
+    front = json.dumps({**json.loads(STREAM), "model": "front"}).encode()
+    engine, rule = ScriptedEngine(), {"targets": [target("llama")], "canary": canary}
+    async with two_models(tmp_path, ScriptedEngine(), engine, rule) as it, asked_by_proxies(it) as picking:
+        callers = [Caller(picking.channel) for _ in range(3)]
+        for caller in callers:
+            assert await caller.stream(front) == picking.endpoint(2)
+            await caller.part(1)
+            await caller.told_body()
+        if case.engine != "goes on":
+            engine.die()
+        if case.agent is None:
+            it.fleet.update("pod-2", None)
+        else:
+            it.hear(2, **case.agent)
+        for caller in callers:
+            caller.call.cancel()
+        records = await it.records(count=3)
+        assert {(each.data.outcome, each.data.output_tokens) for each in records} == {(case.outcome, 1)}
+        while it.app.in_flight:
+            await asyncio.sleep(0.01)
+        assert len(it.app.canaries.halts) == (case.outcome == "failed")
+        assert it.metric("shoal_gateway_requests_total", outcome=case.outcome) == 3
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_whole_answer_that_breaks_off_as_its_replica_ends_has_failed_and_costs_nothing(
+    tmp_path: Path, ended: bool
+) -> None:
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it, asked_by_proxies(it) as picking:
+        caller = Caller(picking.channel)
+        await caller.stream(CHAT, "application/json")
+        await caller.call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=b'{"choices":')))
+        while not it.app.fleet.attempts["pod-1"]:
+            await asyncio.sleep(0.01)
+        if ended:
+            engine.die()
+            it.hear(1, phase="loading")
+        await caller.call.done_writing()
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source) == (
+            ("failed", "none") if ended else ("cancelled", "estimated")
+        )
+        assert it.metric("shoal_gateway_requests_total", outcome=record.data.outcome or "") == 1
 
 
 async def test_streams_are_bounded(tmp_path: Path) -> None:

@@ -20,6 +20,18 @@ class ReplicaSignal:
     engine_boot: str | None
 
 
+def has_ended(boot: str | None, answers: bool, signal: ReplicaSignal | None) -> bool:
+    """Whether a replica has ended that was answering when a proxy broke the answer off: else its client has left, or
+    something between was lost. `boot`: of the engine that was answering, None where no agent reported it; `answers`:
+    connections to it are taken now; `signal`: what its agent says now.
+
+    The agent has to agree, if only by the end of its stream: a replica that just this gateway does not reach has not
+    ended."""
+    if boot is None or answers:
+        return False
+    return signal is None or signal.phase != "ready" or signal.engine_boot != boot
+
+
 class Choice(NamedTuple):
     replica: Replica
     fallback: bool

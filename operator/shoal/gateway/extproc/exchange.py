@@ -24,6 +24,7 @@ from shoal.gateway.upstream import (
     Aborted,
     AbortHandle,
     AnswerTooLarge,
+    BrokenOff,
     ConnectFailed,
     ConnectionLost,
     RequestBody,
@@ -87,6 +88,7 @@ class CarriedRequest:
         self._body: list[bytes] = []
         self.subset: frozenset[str] | None = None
         self.handle: AbortHandle | None = None
+        self.broke_off = False
         self.status = 0
         self.content_type = self.retry_after = self.encoding = b""
 
@@ -115,10 +117,16 @@ class CarriedRequest:
             await asyncio.gather(reader, return_exceptions=True)
 
     def leave(self) -> None:
-        """Envoy is gone: the client left, or the connection to its replica was lost."""
+        """Envoy is gone. While the answer of a replica comes, it goes alike when the client has left and when the
+        replica was lost. Before, it would answer itself for a replica that is lost; and after, nothing is left of the
+        replica that could be."""
         if self._over:
             return
         self._over = True
+        if self._talk.answer_comes and self._error is None:
+            self.broke_off = True
+            self._news.set()
+            return
         gone = self._scope.get(DISCONNECT)
         self._scope[DISCONNECT] = GONE
         if callable(gone):
@@ -376,7 +384,7 @@ class CarriedRequest:
         if self._error is not None:
             raise self._error
         if self._over and not self._parts:
-            raise Aborted("the client left")
+            raise BrokenOff("the proxy broke the answer off") if self.broke_off else Aborted("the client left")
 
 
 def _endpoint(target: UpstreamAddress) -> str:
