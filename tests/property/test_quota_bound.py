@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.core.quota import account as accounts
+from shoal.core.quota import gatewayusage
 from shoal.core.quota.account import Account
 from shoal.core.quota.gatewayusage import GatewayUsage
 from shoal.core.quota.limits import Limit
@@ -53,7 +54,7 @@ def play(limit: Limit, most: int, gates: int, steps: list[tuple[str, int, int, i
         elif what == "leave" and len(world.gates) > 1:
             world.leave(gate)
         elif what == "cut":
-            world.cut_off.add((gate.pod, peer.pod))
+            world.cut(gate, peer)
         elif what == "mend":
             world.cut_off.discard((gate.pod, peer.pod))
     return world
@@ -225,17 +226,22 @@ def _running_anyway(self: GatewayUsage, limit: Limit, now: float) -> int:
     return self.tokens.sum(now) if limit == "tokens" else _used(self, limit, now)
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """What is told of the last minute is believed to be nothing."""
+
+
 def _at_once(*_: Any, **__: Any) -> bool:
     return True
 
 
 _renew, _others, _own, _used = Share.renew, Account._peer_use, Account._own, GatewayUsage.used  # pyright: ignore[reportPrivateUsage]
 
-OFF: dict[str, tuple[type, str, Callable[..., Any]]] = {
+OFF: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "each takes all that is left": (Share, "renew", _whole),
     "what others use does not count": (Account, "_peer_use", _alone),
     "what is reserved here does not count": (Account, "_own", _unreserved),
     "what is reserved elsewhere does not count": (GatewayUsage, "used", _running_anyway),
+    "what a first message tells does not count": (gatewayusage, "restore", _nothing),
 }
 
 

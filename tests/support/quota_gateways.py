@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ class Member:
         book = it.app.demand
         self.publisher = DemandPublisher(book)
         self.streams = DemandStreams(
-            lambda _uid, _models: None, ListenerIdentity(self.uid, self.publisher.hub.boot), book.tenants.peer_reported
+            lambda _uid, _models: None,
+            ListenerIdentity(self.uid, self.publisher.hub.boot),
+            book.tenants.peer_reported,
+            lost=book.tenants.peer_lost,
         )
         ops = gateway_ops(CollectorRegistry(), dict, lambda: None, self.publisher.hub, Ring(INSTALL_KEY))
         self.ops = make_server(ops, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
@@ -45,13 +48,31 @@ class Member:
 
     def peers(self) -> GatewayPeers:
         found = ((uid, self.streams.get(uid)) for uid in self.others)
-        boot_of = self.it.app.demand.tenants.boot_of
-        return [Other(s.boot, s.received_at) if s is not None else Other(boot_of(uid), None) for uid, s in found]
+        boot_of, awaits = self.it.app.demand.tenants.boot_of, self.streams.awaits
+        return [
+            Other(s.boot, s.received_at) if s is not None else Other(boot_of(uid), None, awaits(uid))
+            for uid, s in found
+        ]
+
+    def follow(self, members: "Sequence[Member]") -> None:
+        """Hears exactly these, of which it may be one itself."""
+        others = [other for other in members if other is not self]
+        said = keys.derive(INSTALL_KEY, "gateway", keys.DEMAND)
+        self.others = [other.uid for other in others]
+        self.streams.set_peers(StreamPeer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
+
+    async def stop(self) -> None:
+        """Its process is gone."""
+        await self.streams.close()
+        self.publisher.close()
+        self.ops.should_exit = True
 
 
 @dataclass
 class Crew:
     members: list[Member]
+    start: Callable[[], Awaitable[Member]]
+    """Starts one more, which hears nobody yet."""
     most_running: int = 0
     running: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,7 +130,6 @@ class Crew:
 @contextlib.asynccontextmanager
 async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
     """`count` gateways that have heard each other."""
-    it = Crew([])
 
     async def behave(request: EngineRequest) -> None:
         it.running += 1
@@ -125,20 +145,24 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
         # The gateways close their connections first; an engine that is cut off in the middle says so at length.
         stack.push_async_callback(until, lambda: not engine._handlers)  # pyright: ignore[reportPrivateUsage]
         serving: list[asyncio.Task[None]] = []
-        for number in range(count):
+        numbers = itertools.count()
+
+        async def start() -> Member:
+            number = next(numbers)
             folder = tmp_path / str(number)
             folder.mkdir()
-            under_test = await stack.enter_async_context(gateway(folder, engine))
-            member = Member(under_test, number)
+            member = Member(await stack.enter_async_context(gateway(folder, engine)), number)
             it.members.append(member)
             serving.append(asyncio.create_task(member.ops.serve()))
-            await until(lambda member=member: member.ops.started)
-        said = keys.derive(INSTALL_KEY, "gateway", keys.DEMAND)
-        for member in it.members:
-            others = [other for other in it.members if other is not member]
-            member.others = [other.uid for other in others]
+            await until(lambda: member.ops.started)
             member.streams.start()
-            member.streams.set_peers(StreamPeer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
+            return member
+
+        it = Crew([], start)
+        for _ in range(count):
+            await start()
+        for member in it.members:
+            member.follow(it.members)
         watching = asyncio.create_task(it.watch_pauses())
         try:
             await until(lambda: all(len(m.streams.live()) == count - 1 for m in it.members))
@@ -148,7 +172,5 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
             watching.cancel()
             it.release.set()
             for member in it.members:
-                await member.streams.close()
-                member.publisher.close()
-                member.ops.should_exit = True
+                await member.stop()
             await asyncio.gather(*serving)

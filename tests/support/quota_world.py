@@ -2,9 +2,11 @@
 really used, whatever the gateways think."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shoal.api.demand import TenantUse
+import orjson
+
+from shoal.api.demand import RecentUse, TenantUse
 from shoal.core.quota.limits import Cost, Limit, Limits, Over
 from shoal.core.quota.month import MonthlyQuota
 from shoal.core.quota.peerusage import GatewayPeer, GatewayPeers
@@ -56,6 +58,21 @@ class UsageReport:
     """What had been before the listener heard anything of it."""
 
 
+@dataclass(frozen=True)
+class Message:
+    arrives: float
+    sender: str
+    receiver: str
+    """Pods."""
+    boot: str
+    use: TenantUse
+    report: UsageReport
+    first: bool = False
+    """Of a stream: with the last minute by age."""
+    gone: dict[str, dict[str, RecentUse]] = field(default_factory=dict)
+    gone_reports: dict[str, UsageReport] = field(default_factory=dict)
+
+
 @dataclass
 class Gate:
     """A gateway's pod."""
@@ -86,8 +103,9 @@ class World:
         self.now = 1000.0
         self.processes: list[Process] = []
         self.gates: list[Gate] = []
-        self.wire: list[tuple[float, str, str, str, TenantUse, UsageReport]] = []
-        """When it arrives, from and to which pod, and what it says."""
+        self.wire: list[Message] = []
+        self.begun: set[tuple[str, str]] = set()
+        """Streams of which the first message is sent: boots of who sends and who reads."""
         self.cut_off: set[tuple[str, str]] = set()
         """Pods whose stream is down: from, to."""
         self.passed = 0
@@ -104,7 +122,7 @@ class World:
         gate = Gate(f"pod-{self._pods}", Process(""), TenantUsageState(), self.now)
         self.gates.append(gate)
         self.boot(gate)
-        return gate
+        return self.gates[-1]
 
     def boot(self, gate: Gate) -> None:
         """Its process starts, anew if it ran."""
@@ -119,6 +137,15 @@ class World:
         )
         self.gates[self.gates.index(gate)] = fresh
         fresh.book.of(TENANT).change(self.limits)
+        if gate.process.boot:
+            for other in self.gates:
+                other.book.peer_lost(gate.pod)
+
+    def cut(self, sender: Gate, receiver: Gate) -> None:
+        """The stream from one to the other ends. A later one begins with a first message."""
+        self.cut_off.add((sender.pod, receiver.pod))
+        self.begun.discard((sender.process.boot, receiver.process.boot))
+        receiver.book.peer_lost(sender.pod)
 
     def leave(self, gate: Gate) -> None:
         self._die(gate)
@@ -164,14 +191,26 @@ class World:
         report = UsageReport(len(process.admitted), len(process.ended), len(running), sum(running))
         use = gate.book.of(TENANT).report(self.now)
         for other, delay in zip((each for each in self.gates if each is not gate), delays, strict=False):
-            if delay is not None:
-                self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, report))
+            if delay is None:
+                continue
+            message = Message(self.now + delay, gate.pod, other.pod, process.boot, use, report)
+            stream = process.boot, other.process.boot
+            if stream not in self.begun and (gate.pod, other.pod) not in self.cut_off:
+                self.begun.add(stream)
+                message = self._first(gate, message)
+            self.wire.append(message)
+
+    def connect(self, gate: Gate, delay: float) -> None:
+        """Sends a first message to each gateway that it has sent none."""
+        begun = [(gate.process.boot, other.process.boot) in self.begun for other in self.gates if other is not gate]
+        self.tell(gate, [None if known else delay for known in begun])
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        due = sorted((m for m in self.wire if m[0] <= self.now), key=lambda m: m[0])
-        self.wire = [m for m in self.wire if m[0] > self.now]
-        for _, sender, receiver, boot, use, report in due:
+        due = sorted((m for m in self.wire if m.arrives <= self.now), key=lambda m: m.arrives)
+        self.wire = [m for m in self.wire if m.arrives > self.now]
+        for message in due:
+            sender, receiver, boot, report = message.sender, message.receiver, message.boot, message.report
             gate = next((g for g in self.gates if g.pod == receiver), None)
             current = next((g for g in self.gates if g.pod == sender), None)
             if gate is None or current is None or current.process.boot != boot or (sender, receiver) in self.cut_off:
@@ -180,9 +219,22 @@ class World:
             if before is not None and (report.admitted, report.ended) < (before.admitted, before.ended):
                 continue  # a stream keeps the order
             since = before.since if before is not None else (report.admitted, report.ended)
+            if message.first and self.limit != "budget":
+                since = (0, 0)
+                for gone, known in message.gone_reports.items():
+                    if gone not in (gate.process.boot, *gate.reports):
+                        gate.reports[gone] = replace(known, running=0)
             gate.reports[boot] = UsageReport(report.admitted, report.ended, report.running, report.reserved, since)
             gate.heard_at[sender] = self.now
-            gate.book.peer_reported(sender, boot, {TENANT: use})
+            gate.book.peer_reported(sender, boot, {TENANT: message.use}, gone=message.gone)
+
+    def _first(self, gate: Gate, message: Message) -> Message:
+        """As the first message of a stream, through JSON as on the wire."""
+        recent = gate.book.of(TENANT).recent(self.now, 61)
+        use = TenantUse.model_validate({**message.use.model_dump(), "recent": orjson.loads(orjson.dumps(recent))})
+        gone = orjson.loads(gate.book.gone(0) or b"{}")
+        known = {boot: gate.reports[boot] for boot in gone if boot in gate.reports}
+        return replace(message, first=True, use=use, gone=gone, gone_reports=known)
 
     # --- what is known, and what is true ------------------------------------------------------------------------------
 
@@ -194,7 +246,8 @@ class World:
             at = gate.heard_at.get(other.pod)
             live = at is not None and self.now - at <= SILENCE and (other.pod, gate.pod) not in self.cut_off
             boot = gate.book.boot_of(other.pod)
-            peers.append(GatewayPeer(boot, at if live else None))
+            heard = max(gate.born, other.born, -SILENCE if at is None else at)
+            peers.append(GatewayPeer(boot, at if live else None, not live and self.now - heard <= SILENCE))
         return peers
 
     def used(self) -> int:

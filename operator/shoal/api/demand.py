@@ -13,6 +13,11 @@ from shoal.api.replica import Amount, Id, Message, Seconds, Tally
 
 MOST_NAMED: Final = 200_000
 """Models, adapters or tenants that one gateway may name over all its messages."""
+MOST_RECENT: Final = 20_000
+"""Entries of `TenantUse.recent` that one message may have, and as many of `DemandMessage.tenants_gone`: reading them
+must not delay requests."""
+MOST_GONE: Final = 64
+"""Processes that `DemandMessage.tenants_gone` may name."""
 MOST_FIRST_TOKENS: Final = 32
 """Replicas of one Model of which a gateway tells the first token."""
 _READ_BY_DECISIONS: Final = frozenset({"arrivals", "in_flight", "held"})
@@ -65,6 +70,12 @@ class AdapterDemand(Message):
     """Arrivals that found the adapter on no replica, monotonic per boot of the gateway."""
 
 
+Age = Annotated[int, Field(ge=0, le=60)]
+"""Whole seconds."""
+RecentUse = Annotated[tuple[tuple[Age, Tally, Tally], ...], Field(max_length=61)]
+"""Use in the last 60 s: age, requests and tokens of ended requests."""
+
+
 class TenantUse(Message):
     """Usage of one tenant with limits or a budget at one gateway, or of one tenant under a ModelRoute with limits."""
 
@@ -86,6 +97,10 @@ class TenantUse(Message):
     """Cost of ended requests at the price list in force, in 10^-12 of its currency, monotonic per boot."""
     reserved_spend: Amount = 0
     """Cost that requests in progress may still cause, in the same unit."""
+    recent: RecentUse | None = None
+    """The part of `requests` and `tokens` that was used in the last 60 s, in the first message of a stream to another
+    gateway: it replaces what the reader knew of this part. None: the reader knows it already, or the gateway is of an
+    older version, or has too many tenants."""
 
 
 class HaltedCanary(Message):
@@ -139,6 +154,10 @@ class DemandMessage(Message):
     """In a full message: it leaves out some of `TENANT@UID`, since all would be too long, and one with running requests
     only if it names none without. The counters that the reader knows of an absent one stay; in another full message an
     absent one has nothing."""
+    tenants_gone: Annotated[dict[Id, dict[Id, RecentUse]], Field(max_length=MOST_GONE)] | None = None
+    """By boot id, and by name as in `tenants`: what this gateway knows of the last 60 s at gateways whose streams
+    to it have ended. In the first message of a stream to another gateway, which may have started too late to read those
+    streams, or be the successor of one of these gateways."""
     currency: str | None = None
     """Currency of the price list in force, in full messages; None: the gateway has no price list. A change of currency
     causes a full message."""

@@ -21,7 +21,7 @@ from shoal.core.routing.canary import CanaryHalt
 from shoal.gateway.adapterdemand import AdapterDemandState
 from shoal.gateway.canarycounts import CanaryCountState
 from shoal.gateway.tenantdemand import TenantUsageState
-from shoal.net.hub import StreamHub
+from shoal.net.hub import Caller, StreamHub
 
 QUIET_SECONDS: Final = 1.0
 """Between two regular messages."""
@@ -218,10 +218,17 @@ class DemandState:
                 content = _with(content or b"{}", field, more)
         return content
 
-    def full(self) -> bytes:
+    def first(self, caller: Caller) -> bytes:
+        """Content of the first message of a stream: for another gateway with what tenants used in the last minute."""
+        return self.full(first=caller.role == "gateway")
+
+    def full(self, *, first: bool = False) -> bytes:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(uid, count) for uid, count in self._counts.items()})
-        content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        tenants = self.tenants.full(recent=first)
+        content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", tenants)
+        if first and (gone := self.tenants.gone(len(tenants))) is not None:
+            content = _with(content, b"tenantsGone", gone)
         if self.tenants.left_out:
             content = _with(content, b"tenantsPartial", b"true")
         if (counts := self.canary_counts.full()) is not None:
@@ -286,7 +293,7 @@ class DemandPublisher:
     `boot` is the boot id of this gateway's process, by default a random one."""
 
     def __init__(self, demand: DemandState, boot: str | None = None) -> None:
-        self.hub = StreamHub("models", demand.full, boot)
+        self.hub = StreamHub("models", demand.full, boot, first=demand.first)
         demand.tenants.boot = self.hub.boot
         self._demand = demand
         self._urgent: asyncio.TimerHandle | None = None

@@ -50,7 +50,9 @@ class Peers:
         self._port = port
         self._credentials = credentials
         self._tenants = TenantUsageState() if tenants is None else tenants
-        self.streams = DemandStreams(self._on_demand, identity, self._tenants.peer_reported, canaries_counted)
+        self.streams = DemandStreams(
+            self._on_demand, identity, self._tenants.peer_reported, canaries_counted, self._tenants.peer_lost
+        )
         self.prefix_streams = None if prefixes is None else PrefixStreams(prefixes.heard, identity)
         self.reflector = Reflector(
             client,
@@ -143,7 +145,8 @@ class Peers:
             if stream is not None and stream.reports_tenants:
                 peers.append(GatewayPeer(stream.boot, stream.received_at))
             elif stream is not None or (pod.was_ready and not pod.deleting):
-                peers.append(GatewayPeer(self._tenants.boot_of(pod.uid), None))
+                expected = stream is None and self.streams.awaits(pod.uid)
+                peers.append(GatewayPeer(self._tenants.boot_of(pod.uid), None, expected))
         return peers
 
     def _pods(self) -> Collection[facts.Pod]:

@@ -16,7 +16,7 @@ import structlog
 from shoal.core.access import KeyIdentity
 from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import abandoned_tokens
-from shoal.core.quota.account import Account, reports_cover
+from shoal.core.quota.account import Account, may_learn
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of, route_limits
 from shoal.core.quota.month import MonthTotal
 from shoal.core.quota.peerusage import GatewayPeers
@@ -333,7 +333,7 @@ class Quota:
                     over = self.account.lacks(now, limit, amount, quotas.peers, ledger=live)
                     if over is None or over.why not in ("share", "elsewhere"):
                         return
-                    if over.why == "elsewhere" and reports_cover(since, quotas.peers()):
+                    if over.why == "elsewhere" and not may_learn(since, quotas.peers()):
                         raise refused
                     await asyncio.sleep(_SHARE_POLL_SECONDS)
         except TimeoutError:

@@ -38,8 +38,8 @@ _HEADER_LINES: Final[dict[Limit, bytes]] = {
 
 class MayFitSoon(ApiError):
     """The request may fit when the other gateways have reported again: the limit has room for it, but not this
-    gateway's share; or the limit is used up, but by requests at other gateways that may have ended, or by what they
-    reserve."""
+    gateway's share; or the limit is used up, but by requests at other gateways that may have ended, by what they
+    reserve, or by what is assumed of one that has not reported yet."""
 
     def __init__(self, over: Over, text: str) -> None:
         super().__init__(

@@ -9,8 +9,11 @@ from typing import Final
 import orjson
 import structlog
 
-from shoal.api.demand import MOST_NAMED, TenantUse
-from shoal.core.quota.account import Account
+from shoal.api.demand import MOST_GONE, MOST_NAMED, MOST_RECENT, RecentUse, TenantUse
+from shoal.core.quota.account import COUNTS, Account
+from shoal.core.quota.gatewayusage import GatewayUsage
+from shoal.core.quota.recent import Recent
+from shoal.core.quota.window import WINDOW_SECONDS
 from shoal.net.stream import LONGEST_MESSAGE
 
 log = structlog.get_logger()
@@ -20,8 +23,13 @@ MOST_BYTES = LONGEST_MESSAGE // 2
 """Of a full message, for accounts: the other half is for Models and adapters."""
 MOST_CHANGED = 5_000
 """Accounts that one message of changes may name, each with 600 bytes at most."""
+MOST_GONE_BYTES: Final = MOST_BYTES // 16
+"""Of the first message of a stream, for gateways whose streams to this one have ended."""
 SWEPT: Final = 2000
 """Accounts of routes that one sweep looks at: it must not delay requests."""
+NOBODY: Final[Mapping[str, Mapping[str, RecentUse]]] = {}
+_NAMES: Final = [TenantUse.model_fields[name].alias or name for name in COUNTS]
+"""Of `COUNTS`, in messages."""
 _OF_ROUTE: Final = "@"
 """No name of a Tenant has it."""
 
@@ -59,6 +67,9 @@ class TenantUsageState:
         """Tenants with fewer requests here than was reported, where that matters."""
         self._boots: dict[str, str] = {}
         """Boot id of each peer by uid of its pod, as last reported."""
+        self._disconnected: dict[str, float] = {}
+        """Boot ids of processes whose streams have ended, and since when: for as long as what is known of them may
+        count. A gateway that starts now learns it from this one."""
         self._to_sweep: list[str] = []
         self._epoch = 0
         """Of new accounts. It grows with each account that is dropped or restarted with counts: a gateway that missed
@@ -89,10 +100,17 @@ class TenantUsageState:
     # --- peers --------------------------------------------------------------------------------------------------------
 
     def peer_reported(
-        self, pod: str, boot: str, uses: Mapping[str, TenantUse | None], full: bool = False, partial: bool = False
+        self,
+        pod: str,
+        boot: str,
+        uses: Mapping[str, TenantUse | None],
+        full: bool = False,
+        partial: bool = False,
+        gone: Mapping[str, Mapping[str, RecentUse]] = NOBODY,
     ) -> None:
         """Stores the usage that the gateway in a pod (by uid) published. `full`: it has nothing of routes that it does
-        not name. `partial`: it has left out some routes, those with running requests last."""
+        not name. `partial`: it has left out some routes, those with running requests last. `gone`: what it knows of
+        gateways whose streams to it have ended, by boot id; only that of its first report counts."""
         now = self._clock()
         before = self._boots.get(pod)
         new_boot = boot != before
@@ -100,6 +118,9 @@ class TenantUsageState:
             if before is not None:
                 self._gone(before, now)
             self._boots[pod] = boot
+        self._disconnected.pop(boot, None)
+        if new_boot and gone:
+            self._relayed(gone, now)
         for tenant, use in uses.items():
             if use is None and tenant not in self.accounts:
                 continue  # of a route that is gone here too
@@ -113,6 +134,11 @@ class TenantUsageState:
             for name, account in self.accounts.items():
                 if _OF_ROUTE in name and name not in uses:
                     account.peer_usage.end_all(boot, now)
+
+    def peer_lost(self, pod: str) -> None:
+        """The stream of the gateway in a pod (by uid) has ended."""
+        if (boot := self._boots.get(pod)) is not None:
+            self._note_disconnected(boot, self._clock())
 
     def retain(self, pods: Collection[str]) -> None:
         """Drops peers whose pods (by uid) are gone."""
@@ -166,7 +192,26 @@ class TenantUsageState:
         """The boot id of a peer's process, as last reported."""
         return self._boots.get(pod)
 
+    def _relayed(self, gone: Mapping[str, Mapping[str, RecentUse]], now: float) -> None:
+        live = {boot for boot in self._boots.values() if boot not in self._disconnected}
+        for boot, uses in gone.items():
+            if boot in live:
+                continue
+            self._note_disconnected(boot, now)
+            for tenant, recent in uses.items():
+                self.of(tenant).peer_usage.relay(boot, recent, now)
+
+    def _note_disconnected(self, boot: str, now: float) -> None:
+        disconnected = self._disconnected
+        disconnected.pop(boot, None)  # to the end: the oldest is the first
+        disconnected[boot] = now
+        for old in list(disconnected):
+            if len(disconnected) <= MOST_GONE and now - disconnected[old] <= WINDOW_SECONDS + 1:
+                break
+            del disconnected[old]
+
     def _gone(self, boot: str, now: float) -> None:
+        self._note_disconnected(boot, now)
         for account in self.accounts.values():
             account.peer_usage.tidy(now)
             account.peer_usage.mark_gone(boot, now)
@@ -195,11 +240,15 @@ class TenantUsageState:
         self._changed -= freed
         return self._report(freed) if freed else None
 
-    def full(self) -> bytes:
-        """Everything, as JSON. More than a reader takes would end its stream, and with it all that it learns of this
-        gateway: then routes are left out, first those without requests in progress (`left_out`)."""
+    def full(self, *, recent: bool = False) -> bytes:
+        """Everything, as JSON; `recent`: with the last minute by age, unless more than `MOST_RECENT` accounts have any.
+        More than a reader takes would end its stream, and with it all that it learns of this gateway: then the last
+        minute is left out, and routes, first those without requests in progress (`left_out`)."""
         known = (self._published | self._changed) & self.accounts.keys()
-        uses = {name: _row(self.accounts[name].own_use()) for name in known}
+        uses = {name: _row(self.accounts[name]) for name in known}
+        if recent and (content := self._with_recent(uses)) is not None:
+            self.left_out = 0
+            return content
         content = orjson.dumps(uses)
         if len(known) <= MOST_NAMED and len(content) <= MOST_BYTES:
             self.left_out = 0
@@ -219,14 +268,52 @@ class TenantUsageState:
         )
         return b"{" + b",".join(rows) + b"}"
 
+    def _with_recent(self, uses: Mapping[str, Mapping[str, object]]) -> bytes | None:
+        """With the last minute of each account, as JSON; None: that would be too long."""
+        now = self._clock()
+        active = sum(self.accounts[name].used_recently(now) for name in uses)
+        if active > MOST_RECENT or len(uses) > MOST_NAMED:
+            return None
+        most = MOST_RECENT // max(1, active)
+        content = orjson.dumps({n: {**row, "recent": self.accounts[n].recent(now, most)} for n, row in uses.items()})
+        return content if len(content) <= MOST_BYTES else None
+
+    def gone(self, size: int) -> bytes | None:
+        """What is known of the last minute at gateways whose streams have ended, by boot id and account, as JSON;
+        None: nothing. Of very much the largest part, in what `size` bytes of accounts leave of a full message."""
+        now = self._clock()
+        found: list[tuple[int, int, str, str, GatewayUsage]] = []
+        boots = [boot for boot, since in self._disconnected.items() if now - since <= WINDOW_SECONDS + 1]
+        if boots:
+            for name, account in self.accounts.items():
+                for boot, use in account.peer_usage.of(boots):
+                    requests, tokens = use.used("requests", now), use.used("tokens", now)
+                    if requests or tokens:
+                        found.append((requests, tokens, boot, name, use))
+        if not found:
+            return None
+        found.sort(key=lambda each: each[:2], reverse=True)
+        most = max(1, MOST_RECENT // len(found))
+        left = min(MOST_GONE_BYTES, MOST_BYTES - size)
+        rows = dict[str, dict[str, Recent]]()
+        for _, _, boot, name, use in found[:MOST_RECENT]:
+            recent = use.recent(now, most)
+            left -= len(name) + len(boot) + 12 + len(orjson.dumps(recent))
+            if left < 0:
+                break
+            rows.setdefault(boot, {})[name] = recent
+        return orjson.dumps(rows)
+
     def _report(self, names: Collection[str]) -> bytes:
         """Of an account that was dropped, or of a route that no limit needs here: null."""
         now, rows = self._clock(), dict[str, Mapping[str, object] | None]()
         for name in names:
             account = self.accounts.get(name)
-            rows[name] = None if account is None else _row(account.report(now))
             if account is None:
+                rows[name] = None
                 continue
+            account.note_reported(now)
+            rows[name] = _row(account)
             if _OF_ROUTE in name and account.idle(now):
                 # Here, and not in `sweep`: a request that comes between would be lost in the others' difference.
                 self._epoch += 1
@@ -238,8 +325,7 @@ class TenantUsageState:
         return orjson.dumps(rows)
 
 
-def _row(use: TenantUse) -> Mapping[str, object]:
-    """`TenantUse` as JSON, without zeros. Money is capped at 64 bits, as in the ledger: a mistyped price must not break
-    the stream."""
-    row = use.model_dump(by_alias=True, exclude_defaults=True)
-    return {name: min(value, MAX_COUNT) if isinstance(value, int) else value for name, value in row.items()}
+def _row(account: Account) -> Mapping[str, object]:
+    """`Account.own_use` as JSON, without zeros. Money is capped at 64 bits, as in the ledger: a mistyped price must not
+    break the stream."""
+    return {name: min(value, MAX_COUNT) for name, value in zip(_NAMES, account.counts(), strict=True) if value}

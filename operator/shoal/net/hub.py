@@ -84,9 +84,16 @@ class HubReader:
 class StreamHub:
     """`field` is what a message calls its content; `full` makes the content of a full message, as JSON. Without a field
     the content is a JSON object whose members are the message's own. `boot` is its process's, by default a random
-    one."""
+    one. `first` makes the content of a reader's first message, by default `full`."""
 
-    def __init__(self, field: str, full: Callable[[], bytes], boot: str | None = None) -> None:
+    def __init__(
+        self,
+        field: str,
+        full: Callable[[], bytes],
+        boot: str | None = None,
+        *,
+        first: Callable[[Caller], bytes] | None = None,
+    ) -> None:
         self.boot: Final = boot or uuid.uuid4().hex
         self.seq = 0
         """Of the last message with content."""
@@ -94,6 +101,7 @@ class StreamHub:
         """Readers that were too slow, since the start."""
         self._field = field.encode()
         self._full = full
+        self._first = first
         self._readers: set[HubReader] = set()
         self._closed = False
 
@@ -128,7 +136,8 @@ class StreamHub:
         if len(self._readers) >= READERS:
             raise TooManyReaders
         reader = HubReader(caller)
-        reader.offer(self._message(self._full(), full=True))
+        content = self._full() if self._first is None else self._first(caller)
+        reader.offer(self._message(content, full=True))
         if self._closed:
             reader.end()
         self._readers.add(reader)

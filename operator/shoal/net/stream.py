@@ -136,6 +136,7 @@ class Follower(ABC):
         self.received_at = float("-inf")
         """time.monotonic() of the last message."""
         self.failures = 0
+        self._created_at = time.monotonic()
         self._session = session
         self._identity = identity
         self._keys = (peer.key, *peer.other_keys)
@@ -145,6 +146,12 @@ class Follower(ABC):
         """Whether what it said is known. The clock decides too: a process that was stopped for a while wakes up with
         streams that nobody has found silent yet."""
         return self.boot is not None and time.monotonic() - self.received_at <= api.SILENCE_SECONDS
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is not live, but may be at any moment: it began, or had its last message, less than 12 s ago."""
+        last = max(self._created_at, self.received_at)
+        return not self.live and time.monotonic() - last <= api.SILENCE_SECONDS
 
     @abstractmethod
     def _keep(self, content: JsonObject, *, full: bool) -> None:
@@ -332,6 +339,11 @@ class PeerStreams(Generic[F]):
         """The listener of a peer, if its stream is live."""
         found = self._streams.get(uid)
         return found[0] if found is not None and found[0].live else None
+
+    def awaits(self, uid: str) -> bool:
+        """Whether the stream of a peer is not live, but may be at any moment."""
+        found = self._streams.get(uid)
+        return found is not None and found[0].awaited
 
     def live(self) -> list[F]:
         """The listeners whose streams are live."""

@@ -1,10 +1,12 @@
 """The gateways' demand (`GET /v1/demand`): a stream to each gateway pod."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
+from pydantic import TypeAdapter
 
 from shoal.api import demand as api
 from shoal.api.meta import JsonObject
@@ -16,14 +18,24 @@ Changed = Callable[[str, Collection[str] | None], None]
 """Called with the uid of a gateway's pod, and the uids of the Models whose demand changed there; None: all of them,
 since its stream began or ended."""
 
-Uses = Callable[[str, str, Mapping[str, api.TenantUse | None], bool, bool], None]
+GoneUses = Mapping[str, Mapping[str, api.RecentUse]]
+"""`DemandMessage.tenants_gone`."""
+Uses = Callable[[str, str, Mapping[str, api.TenantUse | None], bool, bool, GoneUses], None]
 """Called with the uid of a gateway's pod, the boot id of its process, its use by tenants with limits, by name, whether
-these are all of them (a full message), and whether they are a part of all (a full message with `tenantsPartial`)."""
+these are all of them (a full message), whether they are a part of all (a full message with `tenantsPartial`), and what
+it knows of gateways whose streams to it have ended."""
+Lost = Callable[[str], None]
+"""Called with the uid of a gateway's pod whose stream has ended."""
 
 CanariesCounted = Callable[[str, Mapping[str, CanaryCounts]], None]
 """Called with the boot id of a gateway's process, and what it has counted of canaries since its start, by revision:
 first of all of them, later of those that changed."""
 
+_GONE: Final[TypeAdapter[dict[api.Id, dict[api.Id, api.RecentUse]]]] = TypeAdapter(
+    dict[api.Id, dict[api.Id, api.RecentUse]]
+)
+
+_NOBODY: Final[GoneUses] = {}
 NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 """What a live gateway has of a Model that it does not name."""
 
@@ -51,6 +63,7 @@ class DemandStream(Follower):
         identity: ListenerIdentity,
         uses: Uses | None = None,
         counted: CanariesCounted | None = None,
+        lost: Lost | None = None,
     ) -> None:
         super().__init__(peer, session, identity)
         self.models: dict[str, ReportedDemand] = {}
@@ -73,6 +86,7 @@ class DemandStream(Follower):
         self._changed = changed
         self._uses = uses
         self._counted = counted
+        self._lost = lost
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
         """The gateway's demand for the Model. The age of its oldest waiting request includes the time since the
@@ -116,9 +130,11 @@ class DemandStream(Follower):
             self.canaries = {at: CanaryHalt(one.reason, one.bad, one.of) for at, one in found.items()}
         if tenants is not None and self._uses is not None:
             _require_few(tenants)
+            _require_few_recent(row.get("recent") for row in tenants.values() if row is not None)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
             partial = full and bool(message.get("tenantsPartial"))
-            self._uses(self.peer.uid, str(message["boot"]), uses, full and not partial, partial)
+            gone = _gone(message.get("tenantsGone") or {}) if full else _NOBODY
+            self._uses(self.peer.uid, str(message["boot"]), uses, full and not partial, partial, gone)
         if self._counted is not None:
             self._keep_canaries(message.get("canaryCounts") or {}, str(message["boot"]), self._counted, full=full)
 
@@ -162,6 +178,8 @@ class DemandStream(Follower):
 
     def _forget(self) -> None:
         # What tenants used is not forgotten: it was used.
+        if self._lost is not None:
+            self._lost(self.peer.uid)
         self.models = {}
         self.reports_tenants = False
         self.currency = None
@@ -178,6 +196,21 @@ def _require_few(named: Sized) -> None:
         raise ValueError(f"more than {api.MOST_NAMED} are named")
 
 
+def _require_few_recent(found: Iterable[Sized | None]) -> None:
+    """Raises ValueError where a message has more entries of the last minute than a reader takes at once."""
+    if sum(len(each) for each in found if each is not None) > api.MOST_RECENT:
+        raise ValueError(f"more than {api.MOST_RECENT} entries of the last minute")
+
+
+def _gone(raw: JsonObject) -> GoneUses:
+    if len(raw) > api.MOST_GONE:
+        raise ValueError(f"more than {api.MOST_GONE} processes are gone")
+    rows = [row for rows in raw.values() for row in rows.values()]
+    _require_few(rows)
+    _require_few_recent(rows)
+    return _GONE.validate_python(raw)
+
+
 class DemandStreams(PeerStreams[DemandStream]):
     """A stream to every gateway that is named. Without `uses` nobody asks for what tenants use, and without `counted`
     for counts of canaries."""
@@ -188,5 +221,6 @@ class DemandStreams(PeerStreams[DemandStream]):
         identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         uses: Uses | None = None,
         counted: CanariesCounted | None = None,
+        lost: Lost | None = None,
     ) -> None:
-        super().__init__(lambda peer, session: DemandStream(peer, session, changed, identity, uses, counted))
+        super().__init__(lambda peer, session: DemandStream(peer, session, changed, identity, uses, counted, lost))

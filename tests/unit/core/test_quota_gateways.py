@@ -86,6 +86,30 @@ async def test_more_at_a_time_than_the_limit_are_refused_at_whichever_gateways(t
         assert (await first).status == 200
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["the others run", "one of the others is gone"])
+async def test_a_client_near_its_limit_gets_the_rest_of_it_at_a_gateway_that_has_just_started(
+    tmp_path: Path, *, gone: bool
+):
+    """It got a 429 after limit / gateways requests. What a gateway had used that is gone, the others tell."""
+    async with crew(tmp_path, 2) as it:
+        it.release.set()
+        it.limit(limits={"requestsPerMinute": 9})
+        for member in it.members:
+            assert (await member.it.post(BODY)).status == 200
+        await until(lambda: all(known(member) == 2 for member in it.members))
+        first, second = it.members
+        new = await it.start()
+        it.limit(limits={"requestsPerMinute": 9})
+        others = [second] if gone else [first, second]
+        if gone:
+            await first.stop()
+            await until(lambda: not second.streams.live())
+        for member in others:
+            member.follow([*others, new])
+        new.follow([*others, new])
+        assert [(await new.it.post(BODY)).status for _ in range(8)] == [200] * 7 + [429]
+
+
 def known(member: Member) -> int:
     """Requests that a gateway knows of."""
     account = member.it.app.demand.tenants.of("acme")

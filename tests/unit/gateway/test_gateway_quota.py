@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,27 @@ async def test_what_is_left_of_a_budget_may_be_reserved_elsewhere_indeed(tmp_pat
         )
         assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
         assert (headers["retry-after"], headers.get("x-should-retry")) == ("5", None)
+
+
+@pytest.mark.parametrize(("used_there", "answer"), [(1, served), (2, refused)])
+async def test_a_request_waits_for_the_first_message_of_a_gateway_that_connects(
+    tmp_path: Path, used_there: int, answer: Callable[[GatewayUnderTest], Awaitable[Any]]
+):
+    """Until then it counts as if it used its equal share."""
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = [GatewayPeer(None, None, expected=True)]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 4})
+        for _ in range(2):
+            await served(it)
+        waiting = asyncio.ensure_future(answer(it))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        use = TenantUse(requests=9, recent=((20, used_there, 0),))
+        it.app.demand.tenants.peer_reported("g1", "g1", {"acme": use})
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock() + 60)]
+        async with asyncio.timeout(2):
+            await waiting
 
 
 async def test_where_no_further_report_comes_the_wait_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,16 +1,21 @@
 """What gateways tell each other of tenants, from one's book over the stream into another's."""
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 import orjson
+import pytest
 
-from shoal.api.demand import TenantUse
+from shoal.api.demand import MOST_GONE, MOST_RECENT, DemandMessage, TenantUse
 from shoal.core.quota.limits import Cost, Limits
 from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer
+from shoal.gateway import tenantdemand
 from shoal.gateway.demand import DemandState
 from shoal.gateway.tenantdemand import TenantUsageState, route_account
-from shoal.net.stream import ListenerIdentity
+from shoal.net.hub import Caller
+from shoal.net.stream import ListenerIdentity, StreamBroken
 from shoal.net.stream import StreamPeer as At
 from shoal.signals.demand import DemandStream
 from tests.support.gateway import INSTALL_KEY
@@ -141,6 +146,150 @@ def test_an_older_gateway_does_not_say_what_its_tenants_use():
     assert not stream.reports_tenants
 
 
+def first_message(book: DemandState, role: str = "gateway") -> dict[str, Any]:
+    return orjson.loads(b'{"boot":"b","seq":0,"full":true,"models":' + book.first(Caller(role)) + b"}")
+
+
+def reader(book: TenantUsageState, pod: str = "pod") -> DemandStream:
+    nobody: Any = None
+    return DemandStream(
+        At(pod, pod, "h", "k"), nobody, lambda *_: None, ListenerIdentity(), book.peer_reported, lost=book.peer_lost
+    )
+
+
+def used_elsewhere(book: TenantUsageState, tenant: str = "acme") -> int:
+    return book.of(tenant).peer_usage.used("requests", 0, book._clock(), ())[0]
+
+
+def test_a_gateway_that_begins_to_read_is_told_the_last_minute_and_an_operator_is_not():
+    now = 1000.0
+    sender, new = DemandState(), TenantUsageState(boot="new", clock=lambda: now)
+    sender.tenants._clock = lambda: now
+    for seconds in (0.0, 30.0):
+        now += seconds
+        assert sender.tenants.of("acme").reserve(now, COST, lambda: ()) is None
+        sender.tenants.note("acme")
+    sender.tenants.of("quiet").reserve(900.0, COST, lambda: ())
+    sender.tenants.note("quiet")
+    told = first_message(sender)
+    DemandMessage.model_validate(told)
+    assert {name: row["recent"] for name, row in told["tenants"].items()} == {
+        "acme": [[0, 1, 0], [30, 1, 0]],
+        "quiet": [],
+    }
+    for without in (first_message(sender, "operator")["tenants"], orjson.loads(sender.tenants.take() or b"")):
+        assert not any("recent" in row for row in without.values())
+    reader(new).take(orjson.dumps(told))
+    seen = [used_elsewhere(new)]
+    for seconds in (33.0, 33.0):
+        now += seconds
+        seen.append(used_elsewhere(new))
+    assert seen == [2, 1, 0]
+    assert not new.of("quiet").peer_usage.used("requests", 60, now, [GatewayPeer("b", now)])[0]
+
+
+def test_gateways_of_an_older_and_a_newer_version_read_each_other():
+    """Of an older one the time of its use is not known, so its share counts for a minute. What a newer one adds to a
+    message is ignored."""
+    new = TenantUsageState(boot="new", clock=lambda: 1000.0)
+    row = {"requests": 2, "tokens": 9}
+    reader(new).take(orjson.dumps({"boot": "old", "seq": 0, "full": True, "models": {}, "tenants": {"acme": row}}))
+    assert new.of("acme").peer_usage.used("requests", 60, 1000.0, [GatewayPeer("old", 1000.0)])[0] == 30
+    later = {"acme": row | {"recent": [], "later": {"x": [1]}}}
+    full = {"boot": "newer", "seq": 0, "full": True, "models": {}, "tenants": later, "tenantsLater": [1]}
+    reader(new, "other").take(orjson.dumps(full))
+    assert used_elsewhere(new) == 0
+
+
+ENTRY = [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tenants": {"acme": {"recent": [[61, 1, 1]]}}},
+        {"tenants": {"acme": {"recent": [[-1, 1, 1]]}}},
+        {"tenants": {"acme": {"recent": [[1, -1, 1]]}}},
+        {"tenants": {"acme": {"recent": [[1, 2**60, 1]]}}},
+        {"tenants": {"acme": {"recent": [[1, 1]]}}},
+        {"tenants": {"acme": {"recent": [ENTRY] * 62}}},
+        {"tenants": {"acme": {"recent": 5}}},
+        {"tenants": {f"t{n}": {"recent": [ENTRY] * 61} for n in range(MOST_RECENT // 61 + 1)}},
+        {"tenantsGone": {"g": {"acme": [[61, 1, 1]]}}},
+        {"tenantsGone": {"g": {"acme": [ENTRY] * 62}}},
+        {"tenantsGone": {"g": [ENTRY]}},
+        {"tenantsGone": {f"g{n}": {"acme": [ENTRY]} for n in range(MOST_GONE + 1)}},
+        {"tenantsGone": {"g": {f"t{n}": [ENTRY] * 61 for n in range(MOST_RECENT // 61 + 1)}}},
+    ],
+    ids=lambda more: str(more)[:50],
+)
+def test_a_message_with_a_last_minute_that_cannot_be_changes_nothing(more: dict[str, Any]):
+    new = TenantUsageState(boot="new", clock=lambda: 1000.0)
+    message = {"boot": "b", "seq": 0, "full": True, "models": {}, "tenants": {}} | more
+    with pytest.raises(StreamBroken):
+        reader(new).take(orjson.dumps(message))
+    assert not new.accounts
+
+
+def test_what_a_gateway_knows_of_one_that_is_gone_is_told_once_to_one_that_starts():
+    now = 1000.0
+    told, new = DemandState(), TenantUsageState(boot="new", clock=lambda: now)
+    told.tenants._clock = lambda: now
+    gone = reader(told.tenants, "gone")
+    gone.take(b'{"boot":"g","seq":0,"full":true,"models":{},"tenants":{}}')
+    gone.take(b'{"boot":"g","seq":1,"models":{},"tenants":{"acme":{"requests":5}}}')
+    assert "tenantsGone" not in first_message(told), "it tells itself"
+    now += 10
+    gone.lose()
+    message = first_message(told)
+    DemandMessage.model_validate(message)
+    assert message["tenantsGone"] == {"g": {"acme": [[10, 5, 0]]}}
+    assert "tenantsGone" not in first_message(told, "operator")
+    for _ in range(3):
+        reader(new).take(orjson.dumps(message))
+        now += 20
+    assert used_elsewhere(new) == 0
+    assert "tenantsGone" not in first_message(told)
+
+
+def test_nothing_is_told_of_a_gateway_that_is_heard_and_nothing_is_taken_of_one():
+    now = 1000.0
+    book = TenantUsageState(boot="me", clock=lambda: now)
+    stream = reader(book, "live")
+    stream.take(b'{"boot":"live","seq":0,"full":true,"models":{},"tenants":{}}')
+    gone = {boot: {"acme": ((0, 5, 0),)} for boot in ("live", "me")}
+    book.peer_reported("other", "o", {}, full=True, gone=gone)
+    assert used_elsewhere(book) == 0
+    stream.lose()
+    stream.take(b'{"boot":"live","seq":0,"full":true,"models":{},"tenants":{"acme":{"requests":1}}}')
+    assert book.gone(0) is None
+
+
+def test_a_gateway_may_be_heard_at_any_moment_until_it_is_silent(monkeypatch: pytest.MonkeyPatch):
+    stream = reader(TenantUsageState())
+    assert stream.awaited
+    stream.take(b'{"boot":"b","seq":0,"full":true,"models":{}}')
+    assert not stream.awaited, "it is heard"
+    stream.lose()
+    assert stream.awaited
+    later = time.monotonic() + 13
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not stream.awaited
+
+
+def test_of_very_many_accounts_of_gateways_that_are_gone_the_largest_are_told(monkeypatch: pytest.MonkeyPatch):
+    book = TenantUsageState(boot="me", clock=lambda: 1000.0)
+    book.peer_reported("pod", "g", {})
+    book.peer_reported("pod", "g", {f"t{n}": TenantUse(requests=n + 1) for n in range(100)})
+    book.retain([])
+    monkeypatch.setattr(tenantdemand, "MOST_GONE_BYTES", 1000)
+    said = book.gone(0) or b""
+    assert len(said) <= 1000
+    rows = orjson.loads(said)["g"]
+    assert rows.keys() == {f"t{99 - n}" for n in range(len(rows))}
+    assert orjson.loads(book.gone(tenantdemand.MOST_BYTES) or b"") == {}, "the accounts take all of the message"
+
+
 async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path):
     async with told_gateway(FIRST) as first:
         first.ring.known = (INSTALL_KEY,)
@@ -156,7 +305,7 @@ async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path
             asked(first.book.tenants, "acme")
             heard, silent = sorted(peers.quota_peers(), key=lambda peer: peer.reported_at is None)
             assert heard.boot == first.hub.boot
-            assert silent == GatewayPeer(None, None)
+            assert silent == GatewayPeer(None, None, expected=True), "it may be heard at any moment"
             # A quiet gateway is heard every second all the same.
             before = heard.reported_at or 0.0
             async with asyncio.timeout(20):

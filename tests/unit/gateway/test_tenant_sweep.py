@@ -308,4 +308,4 @@ def test_a_stream_says_which_message_is_the_full_one():
     stream = heard_by(lambda *uses: said.append(uses))
     stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
     stream.take(orjson.dumps({"boot": "b", "seq": 1, "models": {}, "tenants": {NAME: None}}))
-    assert said == [("g", "b", {}, True, False), ("g", "b", {NAME: None}, False, False)]
+    assert said == [("g", "b", {}, True, False, {}), ("g", "b", {NAME: None}, False, False, {})]

@@ -10,6 +10,7 @@ from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, LimitState, Over, Why
 from shoal.core.quota.month import Booked, MonthlyQuota, MonthTotal, Unit
 from shoal.core.quota.peerusage import GatewayPeers, PeerUsage
+from shoal.core.quota.recent import Recent, recent_use
 from shoal.core.quota.share import PUBLISH_SECONDS, ROUND_SECONDS, WIRE_SECONDS, Share
 from shoal.core.quota.window import Window
 
@@ -22,10 +23,28 @@ BEGUN: Final[tuple[Limit, ...]] = ("requests", "concurrent")
 """Limits that apply to a request as soon as it arrives, whatever its size."""
 
 
+COUNTS: Final = (
+    "epoch",
+    "requests",
+    "tokens",
+    "booked",
+    "reserved_tokens",
+    "in_flight",
+    "spent",
+    "reserved_spend",
+)
+"""Fields of `TenantUse`."""
+
+
 def reports_cover(moment: float, peers: GatewayPeers) -> bool:
     """Whether the last report of each live gateway includes what it had used at a moment."""
     after = moment + PUBLISH_SECONDS + WIRE_SECONDS
     return all(peer.reported_at is None or peer.reported_at >= after for peer in peers)
+
+
+def may_learn(moment: float, peers: GatewayPeers) -> bool:
+    """Whether a report may still come that shows that less was used at a moment than is believed."""
+    return not reports_cover(moment, peers) or any(peer.expected for peer in peers)
 
 
 class Account:
@@ -211,24 +230,42 @@ class Account:
         )
 
     def report(self, now: float) -> TenantUse:
-        """This gateway's use, for a message to all other gateways. What they learn to be free is theirs as well."""
+        """This gateway's use, for a message to all other gateways (`note_reported`)."""
+        self.note_reported(now)
+        return self.own_use()
+
+    def note_reported(self, now: float) -> None:
+        """All other gateways are sent this gateway's use. What they learn to be free is theirs as well."""
         if self.frees_place:
             self._shares["concurrent"].release(now, self._in_flight, self._most("concurrent"))
         self._reported = self._in_flight
-        return self.own_use()
 
     def own_use(self) -> TenantUse:
         """This gateway's use, as published to the other gateways."""
-        return TenantUse(
-            epoch=self._epoch,
-            requests=self._n_requests,
-            tokens=self._n_tokens,
-            reserved_tokens=self._reserved_tokens,
-            in_flight=self._in_flight,
-            booked=self._booked.tokens,
-            spent=self._booked.spent,
-            reserved_spend=self._reserved_spend,
+        return TenantUse(**dict(zip(COUNTS, self.counts(), strict=True)))
+
+    def counts(self) -> tuple[int, ...]:
+        """The values of `own_use`, in the order of `COUNTS`. Messages of very many accounts are made of these: a
+        `TenantUse` costs ten times as much."""
+        booked = self._booked
+        return (
+            self._epoch,
+            self._n_requests,
+            self._n_tokens,
+            booked.tokens,
+            self._reserved_tokens,
+            self._in_flight,
+            booked.spent,
+            self._reserved_spend,
         )
+
+    def used_recently(self, now: float) -> bool:
+        """Whether anything counts per minute here, but for reservations."""
+        return bool(self._requests.sum(now) or self._tokens.sum(now))
+
+    def recent(self, now: float, most: int) -> Recent:
+        """This gateway's use of the last minute, in at most `most` entries."""
+        return recent_use(self._requests, self._tokens, now, most)
 
     @property
     def busy(self) -> bool:
@@ -427,6 +464,8 @@ class Account:
         budget = self.limits.budget
         unit = budget.unit if limit == "budget" and budget is not None else limit
         missing_without_peers = missing - self.peer_usage.may_have_ended(unit, peers)
+        if limit != "budget":
+            missing_without_peers -= self.peer_usage.assumed(limit, most, now, peers)
         why: Why = "elsewhere" if missing_without_peers <= 0 else "over"
         if limit == "budget":
             if why == "over" and missing_without_peers <= self._reserved(unit):

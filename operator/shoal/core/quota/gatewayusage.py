@@ -1,20 +1,25 @@
 """The use of one tenant that another gateway reported. Reports are counters that grow within an epoch, so a message may
-be lost or repeated. One of an earlier epoch must not come after one of a later: it would count again."""
+be lost or repeated. One of an earlier epoch must not come after one of a later: it would count again.
+
+A counter does not say when something was used, so a difference counts from when the report came. The first report of a
+stream also has the last minute with its age (`TenantUse.recent`), which replaces what was known."""
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Limit
 from shoal.core.quota.month import Booked, Unit
+from shoal.core.quota.recent import Recent, recent_use, restore
 from shoal.core.quota.window import WINDOW_SECONDS, Window
 
 
 class GatewayUsage:
-    """Use of one boot of a gateway. It counts from when the report came."""
+    """Use of one boot of a gateway."""
 
     __slots__ = (
         "_epoch",
         "_last",
         "_unknown_until",
         "booked",
+        "direct",
         "gone_at",
         "in_flight",
         "requests",
@@ -29,13 +34,15 @@ class GatewayUsage:
         self.in_flight = self.reserved_tokens = self.reserved_spend = 0
         self.gone_at: float | None = None
         """Since when its process is gone; None: it is not."""
+        self.direct = True
+        """It has reported itself; False: another gateway reported what it knew of it (`relay`)."""
         self._epoch, self._last = 0, (0, 0)
         self._unknown_until = float("-inf")
 
     def begin(self, use: TenantUse, now: float) -> None:
-        """The first report of a process that may have run before: the time of its use is unknown."""
+        """The first report of a process that may have run before. Without `recent` the time of its use is unknown."""
         self._epoch, self._last = use.epoch, (use.requests, use.tokens)
-        if use.requests or use.tokens:
+        if use.recent is None and (use.requests or use.tokens):
             self._unknown_until = now + WINDOW_SECONDS + 1
         self.update(use, now)
         self.booked.close_month()
@@ -46,12 +53,27 @@ class GatewayUsage:
         if use.epoch != self._epoch or use.requests < requests or use.tokens < tokens:
             requests = tokens = 0
         self._epoch, self._last = use.epoch, (use.requests, use.tokens)
-        self._add(self.requests, now, use.requests - requests)
-        self._add(self.tokens, now, use.tokens - tokens)
+        if use.recent is None:
+            self._add(self.requests, now, use.requests - requests)
+            self._add(self.tokens, now, use.tokens - tokens)
+        else:
+            restore(use.recent, self.requests, self.tokens, now)
+            self._unknown_until = float("-inf")
         self.in_flight, self.reserved_tokens = use.in_flight, use.reserved_tokens
         self.reserved_spend = use.reserved_spend
         self.booked.tokens, self.booked.spent = use.booked, use.spent
         self.gone_at = None
+
+    def relay(self, recent: Recent, now: float) -> None:
+        """Takes what another gateway knew of this process, whose stream to that gateway has ended. Of two such reports
+        the one with more use counts."""
+        requests, tokens = sum(each[1] for each in recent), sum(each[2] for each in recent)
+        if (requests, tokens) > (self.requests.sum(now), self.tokens.sum(now)):
+            restore(recent, self.requests, self.tokens, now)
+
+    def recent(self, now: float, most: int) -> Recent:
+        """What is known of its last minute, in at most `most` entries. What it had reserved counts as used."""
+        return recent_use(self.requests, self.tokens, now, most, self.reserved_tokens)
 
     def mark_gone(self, now: float) -> None:
         """Its process is gone."""

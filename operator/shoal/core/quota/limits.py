@@ -11,7 +11,8 @@ from shoal.core.quota.month import PICO, MonthlyQuota
 Limit = Literal["requests", "tokens", "concurrent", "budget"]
 Why = Literal["over", "elsewhere", "reserved", "share", "never", "unknown", "currency"]
 """over: the limit. elsewhere: the limit on concurrent requests or tokens, or the budget, but the request would fit
-without those that other gateways reported as running, which may have ended, with less use than they reserved.
+without those that other gateways reported as running, which may have ended, with less use than they reserved; or any
+limit per minute or on concurrent requests, but for what is assumed of a gateway whose first message is about to come.
 reserved: the budget, but the request would fit if running requests used nothing of what they reserve. share: this
 gateway's share of it, until the other gateways have reported. never: the request is larger than the limit. unknown: the
 ledger's total, while the budget says Refuse. currency: the price list has another one."""

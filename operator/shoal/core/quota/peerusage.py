@@ -1,6 +1,6 @@
 """What one gateway knows of a tenant's use beyond its own: from other gateways, and from the ledger."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +8,7 @@ from shoal.api.demand import TenantUse
 from shoal.core.quota.gatewayusage import GatewayUsage
 from shoal.core.quota.limits import Limit
 from shoal.core.quota.month import Booked, MonthTotal, Unit
+from shoal.core.quota.recent import Recent
 from shoal.core.quota.window import Window
 
 FORGET_SECONDS: Final = 7200.0
@@ -22,10 +23,13 @@ class GatewayPeer:
     """None: it has never reported."""
     reported_at: float | None
     """When its last message came; None: its stream is silent, so its use is unknown."""
+    expected: bool = False
+    """Its stream is silent, but its first message may come at any moment: it is being connected to, or reported
+    less than 12 s ago."""
 
 
 GatewayPeers = Sequence[GatewayPeer]
-UNKNOWN_PEERS: Final[GatewayPeers] = (GatewayPeer(None, None),)
+UNKNOWN_PEERS: Final[GatewayPeers] = (GatewayPeer(None, None, expected=True),)
 """Used while the other gateways are unknown: one peer that never reported."""
 
 
@@ -49,12 +53,29 @@ class PeerUsage:
         """Takes another gateway's report; `use` None: it has nothing any more. `unknown_before`: this is the first
         report of a process that may have run for long."""
         found = self._gateways.get(boot)
-        if found is not None:
+        if found is not None and found.direct:
             found.update(use or TenantUse(), now)
         elif use is not None:
             found = self._gateways[boot] = GatewayUsage()
             found.begin(use, now) if unknown_before else found.update(use, now)
             self._list(boot, found.booked)
+
+    def relay(self, boot: str, recent: Recent, now: float) -> None:
+        """Takes what another gateway knew of the last minute of a process whose stream has ended, such as the one that
+        ran here before. If that process itself has reported to this gateway, its own reports count."""
+        if boot == self._boot:
+            return
+        found = self._gateways.get(boot)
+        if found is None:
+            found = self._gateways[boot] = GatewayUsage()
+            found.direct, found.gone_at = False, now
+        if not found.direct:
+            found.relay(recent, now)
+
+    def of(self, boots: Collection[str]) -> Sequence[tuple[str, GatewayUsage]]:
+        """What is known of some processes."""
+        gateways = self._gateways
+        return [(boot, gateways[boot]) for boot in boots if boot in gateways] if gateways else ()
 
     def end_all(self, boot: str, now: float) -> None:
         """Nothing runs at another gateway any more."""
@@ -116,6 +137,15 @@ class PeerUsage:
             if peer.reported_at is None or (gateway is not None and gateway.window_unknown(now)):
                 used += max(0, equal - (gateway.used(limit, now) if gateway is not None else 0))
         return used, 1 + live
+
+    def assumed(self, limit: Limit, most: int, now: float, peers: GatewayPeers) -> int:
+        """Part of `used` that is only assumed of gateways whose first message may come at any moment."""
+        equal, found = most // (1 + len(peers)), 0
+        for peer in peers:
+            if peer.expected:
+                gateway = self._gateways.get(peer.boot) if peer.boot is not None else None
+                found += max(0, equal - (gateway.used(limit, now) if gateway is not None else 0))
+        return found
 
     def may_have_ended(self, of: Limit | Unit, peers: GatewayPeers) -> int:
         """Use by requests that run at live gateways by their last reports."""

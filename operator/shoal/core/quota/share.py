@@ -40,7 +40,12 @@ because W_g + sum of H_gj is at most limit - (R_g - R_g // n) under g's cap, and
 largest reservation of one request, and k the number of shares that a gateway gets before the others learn of the first,
 that is at most `overshoot`: (n - 1) c for k = 1, which holds for bursts as above while messages arrive within the
 allowed time. Reservations are counted: use beyond them (an input estimated too low, an answer without a bound on its
-length) comes on top, and so does at most one share, limit/n, for each gateway that started within the window.
+length) comes on top.
+
+**Gateways that start.** The first message of each other gateway says what it used in the last minute, and what it knows
+of gateways whose streams have ended, such as the former process of the one that starts. Until it comes, the other
+gateway counts as silent. So at most one share, limit/n, comes on top for each gateway that lets requests pass before
+these messages; and what a gateway had used but not reported when it crashed, at most its last share.
 """
 
 from typing import Final

@@ -6,7 +6,7 @@ exceeds the limit, and may stay below it by one second's worth.
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 WINDOW_SECONDS: Final = 60
@@ -46,6 +46,31 @@ class Window:
     def leaving(self) -> Iterator[tuple[float, int]]:
         """(time, amount) at which each bucket leaves, the first first."""
         return ((float(second + WINDOW_SECONDS + 1), amount) for second, amount in self._buckets)
+
+    def aged(self, now: float) -> Sequence[tuple[int, int]]:
+        """(age, amount) of each bucket, the oldest first: whole seconds since the bucket's second, 0 to 60."""
+        if not self.sum(now):
+            return ()
+        second = int(now)
+        return [(max(0, second - bucket), amount) for bucket, amount in self._buckets]
+
+    def restore(self, now: float, aged: Iterable[tuple[int, int]]) -> None:
+        """Replaces what it has by another window's `aged`, the oldest first. Seconds of two clocks begin at different
+        moments: an amount counts less than 2 s longer than in the other window, and never shorter."""
+        buckets, second = self._buckets, int(now)
+        buckets.clear()
+        self._sum = 0
+        for age, amount in aged:
+            at = second - max(0, age - 1)
+            if not amount:
+                continue
+            if buckets and buckets[-1][0] == at:
+                buckets[-1][1] += amount
+            else:
+                buckets.append([at, amount])
+            self._sum += amount
+        self._leaves = float(buckets[0][0] + WINDOW_SECONDS + 1) if buckets else math.inf
+        self.ends = float(buckets[-1][0] + WINDOW_SECONDS + 1) if buckets else -math.inf
 
     def _drop(self, now: float) -> None:
         """Drops the buckets that have left."""

@@ -1,0 +1,34 @@
+"""Use in the last 60 seconds with its age: what a gateway reports to another one that has just
+connected (`TenantUse.recent`)."""
+
+from collections.abc import Sequence
+
+from shoal.core.quota.window import WINDOW_SECONDS, Window
+
+Recent = Sequence[tuple[int, int, int]]
+"""(age, requests, tokens), the newest first. Ages are in whole seconds, 0 to 60."""
+
+
+def recent_use(requests: Window, tokens: Window, now: float, most: int, reserved: int = 0) -> Recent:
+    """At most `most` entries (at least 1). Where that is fewer than seconds, neighbouring seconds become one entry with
+    the age of the newest of them: the others then count too long, by less than 61 s / `most`, rounded up. `reserved`:
+    tokens that count as used now."""
+    asked, used = requests.aged(now), tokens.aged(now)
+    if not asked and not used:
+        return ((0, 0, reserved),) if reserved else ()
+    width = -(-(WINDOW_SECONDS + 1) // max(1, most))
+    groups: dict[int, tuple[int, int, int]] = {0: (0, 0, reserved)} if reserved else {}
+    for age, amount in asked:
+        newest, before, more = groups.get(age // width, (age, 0, 0))
+        groups[age // width] = age if age < newest else newest, before + amount, more
+    for age, amount in used:
+        newest, before, more = groups.get(age // width, (age, 0, 0))
+        groups[age // width] = age if age < newest else newest, before, more + amount
+    return sorted(groups.values())
+
+
+def restore(recent: Recent, requests: Window, tokens: Window, now: float) -> None:
+    """Makes the windows what `recent` says."""
+    oldest_first = sorted(recent, reverse=True)
+    requests.restore(now, ((age, asked) for age, asked, _ in oldest_first))
+    tokens.restore(now, ((age, used) for age, _, used in oldest_first))
