@@ -84,7 +84,7 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             # What kopf's threads left open is collected here, where it is expected, and not in somebody else's test.
-            await _without_kopf()
+            await without_kopf()
             gc.collect()
 
 
@@ -103,7 +103,7 @@ async def _clear(client: KubeClient, *keep: Resource) -> None:
             await client.delete(resource, name, NAMESPACE)
 
 
-async def _without_kopf() -> None:
+async def without_kopf() -> None:
     """Kopf's threads end a moment after their operators: they are waited for."""
     for thread in threading.enumerate():
         if thread.name == "kopf":
