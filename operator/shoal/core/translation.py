@@ -1,7 +1,7 @@
 """What the translations of other APIs into chat completions share (`anthropic/`, `responses/`)."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 Json = dict[str, Any]
@@ -35,13 +35,20 @@ Names = tuple[tuple[re.Pattern[str], str], ...]
 """Fields of a chat completion, and what each is called in a client's API; the first that matches counts."""
 
 
-def renamed(param: str, message: str, names: Names) -> tuple[str, str]:
-    """The field at fault and the message of an error, in the words of the client's API."""
+_TOOL: Final = re.compile(r"tools\[(\d+)\]")
+
+
+def renamed(param: str, message: str, names: Names, tools: Sequence[int]) -> tuple[str, str]:
+    """The field at fault and the message of an error, in the words of the client's API. `tools`: the places of the
+    chat's tools in the client's list, which may have others between them."""
+    own = param
+    if (tool := _TOOL.match(param)) is not None and int(tool[1]) < len(tools):
+        own = f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
     for pattern, name in names:
-        if pattern.match(param):
-            own = pattern.sub(name, param, count=1)
-            return own, message.replace(f"`{param}`", f"`{own}`")
-    return param, message
+        if pattern.match(own):
+            own = pattern.sub(name, own, count=1)
+            break
+    return own, message.replace(f"`{param}`", f"`{own}`")
 
 
 def as_object(value: object, at: str) -> Json:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
@@ -189,9 +190,16 @@ def untranslated(parsed: Parsed, api: NativeApi) -> Parsed:
         raise ApiError(400, str(error), "unsupported_field", param=error.param) from None
 
 
-def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int, dialect: Dialect | None = None) -> None:
+def checked(
+    fields: Mapping[str, Any],
+    endpoint: str,
+    facts: Facts,
+    size: int,
+    dialect: Dialect | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Rejects fields that are not in `core/fields/table.py`, or that exceed its bounds. `dialect`: of the client, whose
-    names for them the error has.
+    names for them the error has; `given`: the body in it.
 
     Raises:
         ApiError: 400, with the field at fault in `param`.
@@ -200,7 +208,7 @@ def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int, d
     if problem is not None:
         param, message = problem.param, problem.message
         if dialect is not None:
-            param, message = renamed(param, message, dialect.names)
+            param, message = renamed(param, message, dialect.names, dialect.kept_tools(given))
         raise ApiError(400, message, problem.code, param=param)
 
 

@@ -1,7 +1,7 @@
 """APIs that no engine speaks well enough and that the gateway translates: which endpoint of the engine serves each, and
 how requests, answers and errors change."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -57,6 +57,8 @@ class Dialect:
     """How external targets are asked that serve it themselves; None: it is none that they may serve."""
     names: Names = ()
     """What the client calls the fields of the engine's request."""
+    kept_tools: Callable[[Mapping[str, Any]], Sequence[int]] = lambda _: ()
+    """Where the tools of the engine's request are in the list of the client's. For a body that `request` takes."""
     id_header: bytes = b""
     """The header in which its SDKs look for the request's id; empty: they read `x-request-id`."""
 
@@ -86,6 +88,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_turns,
         ),
         anthropic.NAMES,
+        anthropic.kept_tools,
         b"request-id",
     ),
     COUNT_TOKENS: Dialect(
@@ -104,6 +107,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             anthropic_native.native_turns,
         ),
         anthropic.NAMES,
+        anthropic.kept_tools,
         b"request-id",
     ),
     RESPONSES: Dialect(
@@ -122,6 +126,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             responses_native.native_turns,
         ),
         responses.NAMES,
+        responses.kept_tools,
     ),
 }
 """By the client's path."""

@@ -304,7 +304,7 @@ class Preparation:
     def _check(self, asked: _Asked, model: ServedModel, body: ClientBody) -> tuple[Sequence[remote.Wanted], int]:
         """Checks the fields against what the Model can do. Returns the media that must be fetched first, and the bytes
         of the body with its media. Raises ApiError."""
-        app, arrival, fields = self._app, self._arrival, asked.parsed.fields
+        app, arrival, fields, given = self._app, self._arrival, asked.parsed.fields, asked.original.fields
         path, dialect = arrival.engine_path, arrival.dialect
         if dialect is not None and not asked.translatable:
             translated(asked.original, dialect)  # raises again
@@ -319,12 +319,12 @@ class Preparation:
             # The body now contains the media and is checked as if it had arrived so. No host is allowed any more: only
             # `data:` URLs pass.
             size += remote.put(fields, body.fetched.media)
-            checked(fields, path, _without_hosts(facts), size, dialect)
+            checked(fields, path, _without_hosts(facts), size, dialect, given)
         elif model.facts.media_hosts and app.settings.media_egress and path == CHAT:
-            checked(fields, path, facts, size, dialect)
+            checked(fields, path, facts, size, dialect, given)
             wanted = remote.wanted(fields, model.facts.media_hosts)
         else:
-            checked(fields, path, _without_hosts(facts), size, dialect)
+            checked(fields, path, _without_hosts(facts), size, dialect, given)
         if (turns := fields.get("messages")) is not None:
             write_turns(turns, engine=model.external is None)
         return wanted, size

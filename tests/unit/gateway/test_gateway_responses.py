@@ -62,7 +62,9 @@ async def test_a_response_is_answered_and_metered(tmp_path: Path) -> None:
         (PATH, {"max_output_tokens": 0}, "max_output_tokens"),
         (PATH, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
         (PATH, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}]}, "input"),
-        (PATH, {"tools": [{"type": "function", "name": "a b"}]}, "tools...name"),
+        (PATH, {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        # Tools that the model does without count too: they are in the client's list.
+        (PATH, {"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
         (
             PATH,
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "(a+)+"}}}},
@@ -71,6 +73,11 @@ async def test_a_response_is_answered_and_metered(tmp_path: Path) -> None:
         ("/v1/messages", {"output_config": {"effort": "much"}}, "output_config.effort"),
         ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
         ("/v1/messages", {"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
+        (
+            "/v1/messages",
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": []}]},
+            "tools[1].input_schema",
+        ),
         ("/v1/messages", {"max_tokens": 0}, "max_tokens"),
     ],
 )

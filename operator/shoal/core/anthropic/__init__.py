@@ -9,7 +9,7 @@ ended by its id, and tenants would share prefixes.
 """
 
 from shoal.core.anthropic.answer import error, message, token_count
-from shoal.core.anthropic.request import NAMES, chat_request, count_request
+from shoal.core.anthropic.request import NAMES, chat_request, count_request, kept_tools
 from shoal.core.anthropic.stream import MessageEvents
 
-__all__ = ["NAMES", "MessageEvents", "chat_request", "count_request", "error", "message", "token_count"]
+__all__ = ["NAMES", "MessageEvents", "chat_request", "count_request", "error", "kept_tools", "message", "token_count"]

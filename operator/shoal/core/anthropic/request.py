@@ -235,10 +235,8 @@ def _runs_at_anthropic(kind: object) -> bool:
 def _tools(value: object, choice: object) -> list[Json]:
     out: list[Json] = []
     tools = [as_object(tool, f"tools[{n}]") for n, tool in enumerate([] if value is None else as_list(value, "tools"))]
-    for number, (given, left_out) in enumerate(zip(tools, needless(tools, choice), strict=True)):
-        at = f"tools[{number}]"
-        if left_out:
-            continue
+    for number in _kept(tools, choice):
+        at, given = f"tools[{number}]", tools[number]
         if given.get("type") not in (None, "custom"):
             raise NotTranslatable(
                 f"{at}.type", f"`{at}.type`: tools of type {quoted(given.get('type'))} run at Anthropic, not here."
@@ -247,6 +245,16 @@ def _tools(value: object, choice: object) -> list[Json]:
         function |= {name: given[name] for name in ("description", "strict") if given.get(name) is not None}
         out.append({"type": "function", "function": function})
     return out
+
+
+def kept_tools(body: Mapping[str, Any]) -> list[int]:
+    """The places in the request's list of those tools that are in the chat, in the chat's order. For a body that
+    `chat_request` takes."""
+    return _kept(cast("list[Json]", body.get("tools") or []), body.get("tool_choice"))
+
+
+def _kept(tools: Sequence[Json], choice: object) -> list[int]:
+    return [place for place, left_out in enumerate(needless(tools, choice)) if not left_out]
 
 
 def _tool_choice(value: object) -> Json:

@@ -8,7 +8,7 @@ Nothing is stored: each request brings its whole conversation (`previous_respons
 """
 
 from shoal.core.responses.items import whole
-from shoal.core.responses.request import NAMES, chat_request
+from shoal.core.responses.request import NAMES, chat_request, kept_tools
 from shoal.core.responses.stream import ResponseEvents
 
-__all__ = ["NAMES", "ResponseEvents", "chat_request", "whole"]
+__all__ = ["NAMES", "ResponseEvents", "chat_request", "kept_tools", "whole"]

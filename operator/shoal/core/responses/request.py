@@ -5,7 +5,7 @@ tools and settings that nothing here reads are passed over: coding agents send n
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from shoal.core.fields.turns import one_system
@@ -43,7 +43,7 @@ NAMES: Final = (
     (re.compile("messages.*"), "input"),
     (re.compile("reasoning_effort$"), "reasoning.effort"),
     (re.compile(r"response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"tools\[\d+\]\.function"), "tools.."),
+    (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
 )
 """See `translation.Names`."""
 
@@ -166,11 +166,8 @@ def _tools(value: object) -> list[Json]:
     out: list[Json] = []
     tools = [] if value is None else as_list(value, "tools")
     given_tools = [as_object(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
-    functions = any(given.get("type") == "function" for given in given_tools)
-    for number, given in enumerate(given_tools):
-        at = f"tools[{number}]"
-        if given.get("type") in _LEFT_OUT and functions:
-            continue
+    for number in _kept(given_tools):
+        at, given = f"tools[{number}]", given_tools[number]
         if given.get("type") != "function":
             raise NotTranslatable(
                 f"{at}.type", f"`{at}.type`: tools of type {quoted(given.get('type'))} are not supported."
@@ -180,6 +177,17 @@ def _tools(value: object) -> list[Json]:
             {"type": "function", "function": {name: given[name] for name in names if given.get(name) is not None}}
         )
     return out
+
+
+def kept_tools(body: Mapping[str, Any]) -> list[int]:
+    """The places in the request's list of those tools that are in the chat, in the chat's order. For a body that
+    `chat_request` takes."""
+    return _kept(cast("list[Json]", body.get("tools") or []))
+
+
+def _kept(tools: Sequence[Json]) -> list[int]:
+    functions = any(tool.get("type") == "function" for tool in tools)
+    return [place for place, tool in enumerate(tools) if not (tool.get("type") in _LEFT_OUT and functions)]
 
 
 def _tool_choice(value: object) -> object:
