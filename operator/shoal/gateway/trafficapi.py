@@ -23,6 +23,12 @@ from shoal.net.shell import ShellRequest
 from shoal.net.tls import TLSCredentials
 
 PEER_SECONDS: Final = 12.0
+WAIT_SECONDS: Final = 12.0
+"""For which a person's call waits for those before it. With its own answer that is less than the 30 s of `kubectl
+shoal`."""
+MOST_WAITING: Final = 16
+"""People's calls that wait for their turn."""
+_BUSY: Final = "others are asking for the same page: try again in a moment"
 USUAL_ROWS: Final = 20_000
 _MOST_BYTES: Final = 128 * 1024 * 1024
 """Of a peer's answer."""
@@ -48,8 +54,10 @@ class TrafficApi:
         self._gateway = gateway
         self.page = GatheredPage(names.TRAFFIC_PATH, TRAFFIC, key_ring, peers, port, credentials, callers)
         self._sealing = asyncio.Semaphore(1)
-        self._asked = False
-        """A person's call is being answered."""
+        self._turn = asyncio.Lock()
+        """Held while a person's call is answered: all rows of all gateways are in memory then."""
+        self.waiting = 0
+        """People's calls that wait for their turn."""
 
     async def ops(self, request: ShellRequest) -> Response:
         """Serves the operations port."""
@@ -70,13 +78,24 @@ class TrafficApi:
         if self.page.for_gateway(request):
             models = await self._own(namespace, name, since, most)
             return TrafficPage(since=self._sample.began, models=models)
-        if self._asked:
-            raise Problem(503, "another call of this kind is being answered: try again", {"retry-after": "5"})
-        self._asked = True
+        return await request.while_connected(self._in_turn(namespace, name, since, most))
+
+    async def _in_turn(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
+        """Answers a person, after those who came before."""
+        if self.waiting >= MOST_WAITING:
+            raise Problem(503, _BUSY, {"retry-after": "5"})
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Problem(503, _BUSY, {"retry-after": "5"}) from None
+        finally:
+            self.waiting -= 1
         try:
             return await self._everywhere(namespace, name, since, most)
         finally:
-            self._asked = False
+            self._turn.release()
 
     async def _everywhere(self, namespace: str | None, name: str | None, since: float, most: int) -> TrafficPage:
         peers, missing = self.page.peers()

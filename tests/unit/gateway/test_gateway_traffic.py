@@ -17,6 +17,7 @@ from shoal.api.traffic import HEAD, TrafficPage, TrafficRow, rows_of
 from shoal.core import facts
 from shoal.core.advice.facts import after_answer, window_of
 from shoal.core.lora.placement.rendezvous import digest
+from shoal.gateway import trafficapi
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import gateway_ops
 from shoal.gateway.prepared import Prepared
@@ -188,6 +189,68 @@ async def test_two_gateways_that_are_asked_at_once_do_not_wait_for_each_other(tm
             for page, _ in pages:
                 assert {model.gateway for model in page.models} == {"gateway-1", "gateway-2"}
                 assert page.missing == ()
+
+
+@contextlib.asynccontextmanager
+async def slow_peer() -> AsyncGenerator[tuple[int, list[int], asyncio.Event]]:
+    """A gateway that takes calls and answers none before it is told to go on: its port, its calls, and the word."""
+    calls: list[int] = []
+    go_on = asyncio.Event()
+
+    async def called(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(len(calls))
+        try:
+            await go_on.wait()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(called, "127.0.0.1", 0)
+    async with server:
+        try:
+            yield server.sockets[0].getsockname()[1], calls, go_on
+        finally:
+            go_on.set()
+
+
+async def test_people_who_ask_at_once_are_all_answered_one_after_the_other(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it, slow_peer() as (far, calls, go_on):
+        await ask(it, user("here"))
+        near = TrafficApi(it.app.traffic, it.ring, "gateway-1", lambda: [pod("gateway-2")], far)
+        async with ops(it, near) as port:
+            asked = [asyncio.create_task(read(it, port, PEOPLE)) for _ in range(3)]
+            await until_async(lambda: len(calls) == 1 and near.waiting == 2)
+            go_on.set()
+            for page, _ in await asyncio.gather(*asked):
+                assert [model.gateway for model in page.models] == ["gateway-1"]
+                assert [each.gateway for each in page.missing] == ["gateway-2"]
+
+
+async def test_who_hangs_up_lets_the_next_have_its_turn(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it, slow_peer() as (far, calls, go_on):
+        near = TrafficApi(it.app.traffic, it.ring, "gateway-1", lambda: [pod("gateway-2")], far)
+        async with ops(it, near) as port:
+            gone, waits = (asyncio.create_task(read(it, port, PEOPLE)) for _ in range(2))
+            await until_async(lambda: len(calls) == 1 and near.waiting == 1)
+            gone.cancel()
+            await until_async(lambda: len(calls) == 2)
+            go_on.set()
+            await waits
+
+
+async def test_callers_who_wait_are_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trafficapi, "MOST_WAITING", 1)
+    async with gateway(tmp_path, ScriptedEngine()) as it, slow_peer() as (far, calls, _):
+        near = TrafficApi(it.app.traffic, it.ring, "gateway-1", lambda: [pod("gateway-2")], far)
+        async with ops(it, near) as port:
+            first, second = (asyncio.create_task(read(it, port, PEOPLE)) for _ in range(2))
+            await until_async(lambda: len(calls) == 1 and near.waiting == 1)
+            _, text = await read(it, port, PEOPLE, 503)
+            assert "others are asking for the same page: try again in a moment" in text
+            second.cancel()
+            await until_async(lambda: near.waiting == 0)
+            monkeypatch.setattr(trafficapi, "WAIT_SECONDS", 0.01)
+            await read(it, port, PEOPLE, 503)
+            first.cancel()
 
 
 async def test_who_may_read_it(tmp_path: Path) -> None:
