@@ -18,7 +18,7 @@ from shoal.core.routing.external import MOST_CREDENTIALS, SECRET_TYPE, credentia
 from shoal.kube.errors import KubeError, NotFound, from_status
 from shoal.kube.queue import WorkQueue
 from tests.support import operators
-from tests.unit.controllers.test_route_controller import Events, Writes, a_route
+from tests.unit.controllers.test_route_controller import OBJECTS, Events, Writes, a_route
 
 TOKEN = "sk-provider-1"
 ENTRY = {
@@ -80,8 +80,6 @@ class Rig:
         self.controller.queue.add = self.woken.append  # pyright: ignore[reportAttributeAccessIssue]
 
     def put(self, name: str = "front", *entries: dict[str, Any], **more: Any) -> None:
-        from tests.unit.controllers.test_route_controller import OBJECTS
-
         targets = [{"external": {"name": "outside"}}]
         body = a_route(name, *targets, externalTargets=list(entries or [ENTRY]), **more)
         self.cluster.version += 1
@@ -337,6 +335,46 @@ def test_an_operator_that_leads_again_forgets_what_it_read_in_its_former_term(ri
     rig.cluster.unreadable["chat/provider"] = from_status(403, {"message": "a policy refuses it"})
     asyncio.run(rig.lead())
     assert rig.delivered()[ID]["token"] == "sk-2", "the former term's key would replace a newer one"
+
+
+def test_a_new_leader_repeats_no_warning_of_a_fault_that_the_status_has(rig: Rig) -> None:
+    """A target keeps the verdict of the former leader until its Secret is read anew."""
+    rig.put()
+    rig.refresh()
+    before = rig.told()
+    assert before["Stalled"][:2] == ("True", "SecretNotFound")
+    events = cast("Events", rig.world.recorder)
+    assert [event.reason for event in events] == ["SecretNotFound"]
+    rig.controller.keys.begin_term()
+    assert rig.told() == before
+    assert rig.unused() == [("outside", "SecretNotFound")]
+    rig.refresh()
+    assert rig.told() == before
+    assert len(events) == 1
+    # The next leader finds the Secret.
+    rig.cluster.secrets["chat", "provider"] = secret()
+    rig.controller.keys.begin_term()
+    assert rig.told() == before, "it was not read yet"
+    rig.refresh()
+    assert rig.told()["Ready"][:2] == ("True", "TargetsReady")
+
+
+def test_a_new_leader_has_no_verdict_on_what_was_edited_since(rig: Rig) -> None:
+    rig.put()
+    rig.refresh()
+    assert rig.told()["Stalled"][:2] == ("True", "SecretNotFound")
+    custom = rig.world.routes.get("chat/front")
+    assert custom is not None
+    edited = a_route(
+        "front", {"external": {"name": "outside"}}, externalTargets=[ENTRY | {"credentials": {"name": "b"}}]
+    )
+    edited["metadata"] |= {"generation": 2, "resourceVersion": str(rig.cluster.version + 1)}
+    OBJECTS.insert(0, edited)
+    rig.world.routes.upsert(edited | {"status": custom.status})
+    rig.cluster.version += 1
+    rig.controller.keys.begin_term()
+    assert rig.told()["Ready"][:2] == ("False", "TargetsNotReady")
+    assert rig.unused() == [("outside", "Pending")]
 
 
 def test_a_target_that_is_edited_has_no_verdict_until_its_secret_is_read(rig: Rig) -> None:

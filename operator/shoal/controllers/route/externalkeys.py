@@ -28,6 +28,7 @@ from shoal.core.routing.external import (
     place_of,
     read_credential,
 )
+from shoal.core.status.routestatus import former_problem
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.projections import Custom
 from shoal.kube.resources import SECRETS
@@ -72,8 +73,9 @@ class ExternalKeys:
             self._wake.set()
 
     async def problem(self, route: ModelRoute, target: ExternalTarget) -> ExternalProblem | None:
-        """Why gateways do not use a target; None: they do. `Pending`: its Secret was not read yet, and gateways were
-        given no key for it. Raises KubeError where the API server does not answer what gateways were given."""
+        """Why gateways do not use a target; None: they do. `Pending`: its Secret was not read yet, gateways were given
+        no key for it, and no former leader found a fault. Raises KubeError where the API server does not answer what
+        gateways were given."""
         found = host_problem(target, self._world.config.external.allowed_hosts)
         if found is not None or target.credentials is None:
             return found
@@ -81,6 +83,9 @@ class ExternalKeys:
             return self._problems.get(route.key, {}).get(target.name)
         if await self._is_delivered(route, target, target.credentials):
             return None
+        # A new leader takes nothing for mended before it has looked: the same warning would follow.
+        if route.key not in self._known and (former := former_problem(route, target.name)) is not None:
+            return former
         return ExternalProblem(reasons.PENDING, f"external target {target.name}: its Secret is not read yet")
 
     async def run(self) -> None:

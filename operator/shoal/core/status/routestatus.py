@@ -85,6 +85,18 @@ def new_halts(route: ModelRoute, now: ModelRouteStatus) -> list[str]:
     return [_describe_halts([one]) for one in now.canaries if one.state == "Halted" and one.revision not in before]
 
 
+def former_problem(route: ModelRoute, target: str) -> ExternalProblem | None:
+    """What the status says is wrong with the Secret of an external target; None: nothing, or the specification is newer
+    than the status."""
+    status = route.status
+    if status is None or status.observed_generation != route.metadata.generation:
+        return None
+    for one in status.external_targets:
+        if one.name == target and one.reason in (reasons.SECRET_NOT_FOUND, reasons.SECRET_REFUSED):
+            return ExternalProblem(one.reason, one.message)
+    return None
+
+
 def _describe_halts(halted: Sequence[CanaryStatus]) -> str:
     text = "; ".join(f"canary of rule {one.rule} halted: {one.message}" for one in halted)
     return f"{text}. A change of `canary` ends the halt"
