@@ -1,6 +1,6 @@
-"""Routing on four real engines: SGLang on the CPU with the tiny model, behind Shoal's gateway, smg and simple rules.
+"""Routing on four real engines: SGLang on the CPU with the tiny model, behind Shoal's gateways, smg and simple rules.
 
-    python -m tests.bench.bench_replicas [--traffic chat|prompts|unique|mooncake|adapters ...]
+    python -m tests.bench.bench_replicas [--traffic chat|prompts|unique|mooncake|adapters ...] [--rounds 2]
 
 - `chat`: conversations of several turns, which begin with one of a few system prompts, and do not fit into all caches
   together.
@@ -11,390 +11,196 @@
 - `adapters`, `adapters-zipf`: conversations with 2,000 LoRA adapters, each with a system prompt of its own, of which
   some come much more often than others (`replica_adapters.py`).
 
-Each rule has two routers, which take turns, and begins with empty caches. "By conversation" sends all turns of one to
-one replica and knows the system prompts: about the best that a rule can do with equal replicas. The tiny model reads a
-prompt in no time, so the share of prompt tokens from the cache says more than seconds do. Needs
-7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
+Each rule has two routers, which clients take in turns. Clients run in this process, and nothing else does. Each
+router, each engine, and Shoal's agents together are a process in a session of its own, to which Linux gives the same
+share of a CPU. Each engine computes with one thread: with more, engines that share cores wait for each other's
+threads and burn ten times as much CPU. The simple rules have a small proxy (`replica_proxy`); "by conversation"
+sends all turns of one to one replica and knows the system prompts: about the best that a rule can do with equal
+replicas.
+
+First the engines are warmed up. Then come rounds: in each all rules, one after the other, with empty caches, routers
+that have just started, and the same traffic, which differs between rounds. A row has the answers of all rounds
+together. Its CPU is that of all processes that the rule has beside the engines. The tiny model reads a prompt in no
+time, and engines share the machine's cores: a rule that sends all to one engine does not lack those of the others.
+Needs 7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
 import os
-import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, get_args
 
 import aiohttp
 
-from shoal.core.capabilities import Capability
-from shoal.core.routing.prefixes import points_of
-from shoal.core.routing.resolve import ServedModel
-from shoal.engine.sglang.client import SGLangClient
-from shoal.gateway.prefixes import TELL_SECONDS
-from shoal.net.installkey import KeyRing
 from shoal.runtime import logs
 from tests.bench import replica_adapters
-from tests.bench.replica_adapters import Adapters
-from tests.support.controlplane import free_ports
-from tests.support.engines import ADMIN_KEY, SERVED, EngineProcess, Kind, running_engine, sglang_launcher
-from tests.support.engines import API_KEY as ENGINE_KEY
-from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant
+from tests.bench.replica_clients import Answer, Entrance, all_ask, session_of_clients
+from tests.bench.replica_processes import NotStarted
+from tests.bench.replica_routers import ROUTERS, RULES, Fleet, Rule
+from tests.bench.replica_traffic import MOONCAKE, TRAFFIC, Talk, talks_of
+from tests.support.engines import ADMIN_KEY, EngineProcess, Kind, running_engine, sglang_launcher
 
 ENGINES: Final = 4
-ROUTERS: Final = 2
-LOOK_SECONDS: Final = 0.5
-"""Between two looks of an agent at a busy engine."""
 START_SECONDS: Final = 900.0
-MORE = ("--max-running-requests", "16", "--max-queued-requests", "256", "--context-length", "4096")
-MOONCAKE: Final = "mooncake_conversation_trace.jsonl"
-BLOCK_WORDS: Final = 3
-"""What a block of the trace becomes: its longest prompt, of 240 blocks, still fits into the context."""
-WORDS: Final = (
-    "river",
-    "stone",
-    "cloud",
-    "paper",
-    "engine",
-    "window",
-    "garden",
-    "letter",
-    "market",
-    "bridge",
-    "winter",
+MORE: Final = ("--max-running-requests", "16", "--max-queued-requests", "256", "--context-length", "4096")
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of an engine's environment."""
+WARM_UP: Final = 1000
+"""The number of the round that is not measured."""
+WARM_UP_TALKS: Final = 48
+FLUSH_SECONDS: Final = 60.0
+COLUMNS: Final = (
+    "rule",
+    "prompt tokens from the cache",
+    "TTFT p50 s",
+    "p90 s",
+    "p99 s",
+    "all rounds s",
+    "router CPU ms per request",
+    "answers",
+    "failed",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    seconds: float
-    """Until the first token."""
-    prompt: int
-    cached: int
-    text: str
+TUNED_COLUMNS: Final = ("loads", "evictions from slots")
 
 
 @dataclass(slots=True)
-class Rule:
-    """Where requests of one kind of router go: `url` of a request, by its number, conversation and system prompt."""
+class Result:
+    """Of one rule, over all rounds."""
 
-    name: str
-    url: Callable[[int, int, int], str]
-    key: str = ENGINE_KEY
-    model: str = SERVED
-    names_adapter: Literal["lora_path", "model"] = "lora_path"
-    """The field that does."""
-    ended: Callable[[str], None] = lambda _url: None
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    loads: int = 0
+    evictions: int = 0
+    missing: str | None = None
+    """Why it is not measured."""
+
+    def cells(self, *, tuned: bool) -> list[str]:
+        if self.missing is not None:
+            return [f"not measured: {self.missing}"]
+        if not self.answers:
+            return [f"no answers, {self.failed} failed"]
+        waits = sorted(answer.seconds for answer in self.answers)
+        hits = sum(a.cached for a in self.answers) / sum(a.prompt for a in self.answers)
+        return [
+            f"{100 * hits:.1f} %",
+            *(f"{waits[int(len(waits) * part)]:.3f}" for part in (0.5, 0.9, 0.99)),
+            f"{self.seconds:.1f}",
+            f"{1000 * self.cpu_seconds / len(waits):.1f}",
+            str(len(waits)),
+            str(self.failed),
+            *((str(self.loads), str(self.evictions)) if tuned else ()),
+        ]
 
 
-def text(dice: random.Random, words: int) -> str:
-    return " ".join(dice.choice(WORDS) for _ in range(words))
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """What one client says, turn by turn; the answers come between."""
-
-    number: int
-    conversation: int
-    group: int
-    """Of those that begin in the same way."""
-    system: str | None
-    turns: tuple[str, ...]
-    adapter: str | None = None
-
-
-def chat(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
-    systems = [text(dice, asked.system_words) for _ in range(asked.systems)]
-    talks: list[Talk] = []
-    for number in range(asked.conversations):
-        own = random.Random(1000 * asked.seed + number)  # noqa: S311 - every rule gets the same
-        group = own.randrange(len(systems))
-        said = tuple(text(own, own.randrange(30, 90)) for _ in range(asked.turns))
-        talks.append(Talk(number, number, group, systems[group], said))
-    return talks
-
-
-def prompts(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
-    systems = [text(dice, 2 * asked.system_words) for _ in range(2 * asked.systems)]
-    groups = [dice.randrange(len(systems)) for _ in range(asked.requests)]
-    return [Talk(n, n, at, systems[at], (text(dice, dice.randrange(30, 90)),)) for n, at in enumerate(groups)]
-
-
-def unique(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
-    return [Talk(n, n, n, None, (text(dice, dice.randrange(50, 500)),)) for n in range(asked.requests)]
-
-
-def mooncake(asked: argparse.Namespace, dice: random.Random) -> list[Talk]:
-    words: dict[int, str] = {}
-    talks: list[Talk] = []
-    with (asked.traces / MOONCAKE).open() as lines:
-        for number, line in zip(range(asked.requests), lines, strict=False):
-            blocks: list[int] = json.loads(line)["hash_ids"]
-            said = " ".join(words.setdefault(block, text(dice, BLOCK_WORDS)) for block in blocks)
-            begins = blocks[min(1, len(blocks) - 1)]
-            talks.append(Talk(number, begins, begins, None, (said,)))
-    return talks
-
-
-def with_adapters(asked: argparse.Namespace, dice: random.Random, *, zipf: bool = False) -> list[Talk]:
-    systems: dict[int, str] = {}
-    talks: list[Talk] = []
-    for number, one in enumerate(replica_adapters.conversations(asked.requests, asked.seed, zipf=zipf)):
-        system = systems.setdefault(one.adapter, text(dice, one.system))
-        said = tuple(text(dice, words) for words in one.questions)
-        talks.append(Talk(number, number, one.adapter, system, said, replica_adapters.short_name(one.adapter)))
-    return talks
-
-
-TRAFFIC: Final[dict[str, Callable[[argparse.Namespace, random.Random], list[Talk]]]] = {
-    "chat": chat,
-    "prompts": prompts,
-    "unique": unique,
-    "mooncake": mooncake,
-    "adapters": with_adapters,
-    "adapters-zipf": partial(with_adapters, zipf=True),
-}
-
-
-async def converse(session: aiohttp.ClientSession, rule: Rule, talk: Talk, dice: random.Random) -> None:
-    messages: list[dict[str, str]] = [{"role": "system", "content": talk.system}] if talk.system else []
-    for turn, said in enumerate(talk.turns):
-        messages.append({"role": "user", "content": said})
-        url = rule.url(talk.number * len(talk.turns) + turn, talk.conversation, talk.group)
-        try:
-            answer = await ask(session, url, rule, messages, talk.adapter)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            if not rule.failed:
-                print(f"{rule.name}: {type(error).__name__} {error}", file=sys.stderr)
-            rule.failed += 1
-            return
-        finally:
-            rule.ended(url)
-        rule.answers.append(answer)
-        messages.append({"role": "assistant", "content": answer.text})
-        if turn + 1 < len(talk.turns):
-            await asyncio.sleep(dice.random() * 2.0)
-
-
-async def ask(
-    session: aiohttp.ClientSession, url: str, rule: Rule, messages: Sequence[dict[str, str]], adapter: str | None
-) -> Answer:
-    body: dict[str, Any] = {
-        "model": rule.model,
-        "messages": messages,
-        "max_tokens": 12,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if adapter is not None:
-        body[rule.names_adapter] = adapter
-    began, first, said, usage = time.monotonic(), 0.0, "", dict[str, Any]()
-    headers = {"authorization": f"Bearer {rule.key}"}
-    async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
-        if response.status != 200:
-            raise ValueError(f"{response.status} {(await response.text())[:300]}")
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            event: dict[str, Any] = json.loads(line[6:])
-            choices = cast("list[dict[str, Any]]", event.get("choices") or [])
-            for choice in choices:
-                if content := choice.get("delta", {}).get("content"):
-                    first = first or time.monotonic()
-                    said += content
-            usage = event.get("usage") or usage
-    details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-    return Answer((first or time.monotonic()) - began, usage["prompt_tokens"], details.get("cached_tokens") or 0, said)
+async def empty_caches(session: aiohttp.ClientSession, engines: Sequence[EngineProcess]) -> None:
+    """Raises TimeoutError: an engine still computes."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with asyncio.timeout(FLUSH_SECONDS):
+        for engine in engines:
+            while True:
+                async with session.post(f"{engine.url}/flush_cache", headers=headers) as response:
+                    await response.read()
+                if response.status == 200:
+                    break
+                await asyncio.sleep(0.2)
 
 
 async def run(
-    session: aiohttp.ClientSession, rule: Rule, engines: Sequence[EngineProcess], talks: Sequence[Talk], at_once: int
-) -> str:
-    loads = replica_adapters.Loads(engines)
-    for engine in engines:
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        async with session.post(f"{engine.url}/flush_cache", headers=headers) as response:
-            await response.read()
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(talk: Talk) -> None:
-        async with slots:
-            await converse(session, rule, talk, random.Random(talk.number))  # noqa: S311 - every rule gets the same
-
-    began = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        for talk in talks:
-            group.create_task(one(talk))
-    waits = sorted(answer.seconds for answer in rule.answers)
-    if not waits:
-        return f"| {rule.name} | no answers, {rule.failed} failed |"
-    hits = sum(a.cached for a in rule.answers) / sum(a.prompt for a in rule.answers)
-    return (
-        f"| {rule.name} | {100 * hits:.1f} % | {waits[len(waits) // 2]:.3f} | {waits[int(len(waits) * 0.99)]:.3f} "
-        f"| {time.monotonic() - began:.0f} | {len(waits)} | {rule.failed} |{f' {loads} |' if talks[0].adapter else ''}"
-    )
-
-
-class OneKey(KeyRing):
-    """The engines have a key of their own, to which no install key leads."""
-
-    def key_for(self, fingerprint: str | None, model_uid: str) -> str | None:
-        return ENGINE_KEY
-
-
-MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None, frozenset(get_args(Capability)))
-
-
-@contextlib.asynccontextmanager
-async def gateways(
-    folder: Path,
-    engines: Sequence[EngineProcess],
-    adapters: Adapters | None,
-    *,
-    routing: str,
-    shared: bool,
-) -> AsyncGenerator[list[GatewayUnderTest]]:
-    """Two gateways that see the load of the engines, and with `shared` each other's prompts; with adapters they hear it
-    from agents."""
-    async with contextlib.AsyncExitStack() as stack:
-        found: list[GatewayUnderTest] = []
-        for number in range(ROUTERS):
-            own = folder / f"gateway-{routing}-{shared}-{number}"
-            own.mkdir()
-            it = await stack.enter_async_context(gateway(own, name=f"gateway-{number}", routing=routing))
-            it.models[SERVED] = MODEL
-            it.tenants["acme"] = tenant(models=[SERVED])
-            for at, engine in enumerate(engines, 1):
-                it.pods[f"{SERVED}-{at}"] = replace(replica(at, MODEL), engine="SGLang")
-                it.ports[f"pod-{at}"] = engine.port
-            it.app.key_ring = OneKey(own)
-            it.changed()
-            found.append(it)
-        for it in found:
-            others = [other.fleet.scores for other in found if other is not it]
-            if not shared and it.fleet.scores is not None:
-                # As before: the prompts' heads alone.
-                it.fleet.scores.prefixes.sent = lambda uid, points: None
-                continue
-
-            def told(uid: str, marks: bytes, others: Any = others) -> None:
-                def hear() -> None:
-                    for scores in others:
-                        scores.told(uid, points_of(marks), time.monotonic())
-
-                asyncio.get_running_loop().call_later(TELL_SECONDS, hear)
-
-            it.prompt_sent = told
-        looking: list[asyncio.Task[None]] = []
-        if adapters is not None:
-            pods = await stack.enter_async_context(replica_adapters.agents(folder, engines, adapters))
-            for it in found:
-                await stack.enter_async_context(replica_adapters.listening(it, pods, adapters))
-        else:
-            looking = [asyncio.create_task(look(found, at, engine)) for at, engine in enumerate(engines, 1)]
+    rule: Rule, result: Result, folder: Path, session: aiohttp.ClientSession, fleet: Fleet, talks: Sequence[Talk],
+    at_once: int,
+) -> None:  # fmt: skip
+    """One rule in one round."""
+    await empty_caches(session, fleet.engines)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
         try:
-            await asyncio.sleep(2 * LOOK_SECONDS)
-            yield found
-        finally:
-            for task in looking:
-                task.cancel()
-            await asyncio.gather(*looking, return_exceptions=True)
+            async with rule.running(Path(own), fleet) as routers:
+                loads = replica_adapters.Loads(fleet.engines)
+                cpu, began = routers.cpu_seconds(), time.monotonic()
+                answers, failed = await all_ask(session, routers.entrance, talks, at_once, len(fleet.engines))
+                seconds, cpu = time.monotonic() - began, routers.cpu_seconds() - cpu
+        except (NotStarted, OSError) as error:
+            print(f"{rule.name}: {error}", file=sys.stderr)
+            result.missing = type(error).__name__
+            return
+    result.answers += answers
+    result.failed += failed
+    result.seconds += seconds
+    result.cpu_seconds += cpu
+    if fleet.adapters is not None:
+        loaded, evicted = loads.counted()
+        result.loads += loaded
+        result.evictions += evicted
+        await replica_adapters.unload_all(session, fleet.engines)
+    print(f"{rule.name}: {seconds:.1f} s, {len(answers)} answers", file=sys.stderr)
 
 
-async def look(found: Sequence[GatewayUnderTest], at: int, engine: EngineProcess) -> None:
-    """What the agent of one engine reports."""
-    async with aiohttp.ClientSession() as session:
-        client = SGLangClient(session, engine.url, api_key=ENGINE_KEY, admin_key=None)
-        while True:
-            with contextlib.suppress(Exception):
-                loads = await client.loads()
-                for it in found:
-                    it.hear(
-                        at,
-                        running=loads.running,
-                        waiting=loads.waiting,
-                        waiting_tokens=loads.waiting_tokens,
-                        kv_tokens_used=loads.kv_tokens_used,
-                        kv_tokens_total=loads.kv_tokens_total,
-                        max_running=loads.max_running,
-                    )
-            await asyncio.sleep(LOOK_SECONDS)
+async def warm_up(session: aiohttp.ClientSession, fleet: Fleet, talks: Sequence[Talk], at_once: int) -> None:
+    """Not measured, and without routers."""
+    await all_ask(session, Entrance(tuple(fleet.urls)), talks[:WARM_UP_TALKS], at_once, len(fleet.engines))
+    if fleet.adapters is not None:
+        await replica_adapters.unload_all(session, fleet.engines)
 
 
-@contextlib.asynccontextmanager
-async def smg(folder: Path, engines: Sequence[EngineProcess], policy: str) -> AsyncGenerator[list[str]]:
-    """Two routers of smg; yields their addresses."""
-    program = Path(sys.executable).parent / "smg"
-    started: list[asyncio.subprocess.Process] = []
-    urls: list[str] = []
-    try:
-        for number in range(ROUTERS):
-            port, metrics = free_ports(2)
-            log = (folder / f"smg-{policy}-{number}.log").open("wb")
-            started.append(
-                await asyncio.create_subprocess_exec(
-                    str(program),
-                    *("launch", "--host", "127.0.0.1", "--port", str(port), "--policy", policy),
-                    *("--prometheus-port", str(metrics), "--log-level", "warn", "--api-key", ENGINE_KEY),
-                    *("--worker-urls", *(engine.url for engine in engines)),
-                    stdout=log,
-                    stderr=log,
-                )
+async def measure(options: argparse.Namespace, traffic: str, folder: Path, fleet: Fleet) -> None:
+    """All rules with this kind of traffic."""
+    rounds = [talks_of(traffic, options, number) for number in range(options.rounds)]
+    results = {rule: Result() for rule in RULES if rule.name in options.rules}
+    count = sum(len(talk.turns) for talks in rounds for talk in talks)
+    print(f"\n{traffic}: {count} requests in {options.rounds} rounds, {options.at_once} at once, ", end="")
+    print(f"{ENGINES} engines, {ROUTERS} routers\n", flush=True)
+    async with session_of_clients() as session:
+        if fleet.adapters is not None:
+            warming = talks_of(traffic, options, WARM_UP)
+            asked = {talk.adapter for talks in (*rounds, warming) for talk in talks if talk.adapter is not None}
+            seconds = await replica_adapters.introduce(session, fleet.engines, fleet.adapters, asked)
+            print(f"{replica_adapters.ADAPTERS:,} adapters, {len(asked)} of them asked for; ", end="")
+            print(f"an engine loads one in {1000 * seconds:.0f} ms\n", flush=True)
+        await warm_up(session, fleet, talks_of(traffic, options, WARM_UP), options.at_once)
+        for number, talks in enumerate(rounds, 1):
+            print(f"{traffic}, round {number}", file=sys.stderr)
+            for rule, result in results.items():
+                if result.missing is None:
+                    await run(rule, result, folder, session, fleet, talks, options.at_once)
+    tuned = fleet.adapters is not None
+    columns = (*COLUMNS, *(TUNED_COLUMNS if tuned else ()))
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for rule, result in results.items():
+        print(f"| {rule.name} | {' | '.join(result.cells(tuned=tuned))} |", flush=True)
+
+
+async def measure_all(options: argparse.Namespace, traffics: Sequence[str], folder: Path, fleet: Fleet) -> None:
+    for traffic in traffics:
+        await measure(options, traffic, folder, fleet)
+
+
+def with_engines(options: argparse.Namespace, traffics: Sequence[str], *, tuned: bool) -> None:
+    """All rules with these kinds of traffic; `tuned`: on engines with adapters."""
+    arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else ()))
+    with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
+        folder = Path(at)
+        environment = {**ONE_THREAD, **replica_adapters.logging_of(folder)}
+        engines = [
+            stack.enter_context(
+                running_engine(options.kind, folder / f"engine-{n}", *arguments, wait=False, environment=environment)
             )
-            urls.append(f"http://127.0.0.1:{port}")
-        async with aiohttp.ClientSession() as session:
-            async with asyncio.timeout(180):
-                for url in urls:
-                    while not await _ready(session, url):
-                        await asyncio.sleep(0.5)
-        yield urls
-    finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            for n in range(ENGINES)
+        ]
+        for engine in engines:
+            engine.wait_ready(START_SECONDS)
+        adapters = asyncio.run(replica_adapters.published(folder / "adapters", options.slots)) if tuned else None
+        asyncio.run(measure_all(options, traffics, folder, Fleet(engines, adapters)))
 
 
-async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
-    with contextlib.suppress(aiohttp.ClientError):
-        async with session.get(f"{url}/readiness") as response:
-            return response.status == 200
-    return False
-
-
-def simple(engines: Sequence[EngineProcess]) -> list[Rule]:
-    """Rules that need no router."""
-    urls = [engine.url for engine in engines]
-    flying = dict.fromkeys(urls, 0)
-
-    def least(_number: int, _conversation: int, _system: int) -> str:
-        url = min(urls, key=lambda each: flying[each])
-        flying[url] += 1
-        return url
-
-    def ended(url: str) -> None:
-        flying[url] -= 1
-
-    return [
-        Rule("round robin", lambda number, _c, _s: urls[number % len(urls)]),
-        Rule("least in flight", least, ended=ended),
-        Rule("by conversation", lambda _n, conversation, system: urls[(system + 2 * (conversation % 2)) % len(urls)]),
-    ]
-
-
-async def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> None:
     if options.kind != "sim":
         try:
             sglang_launcher()
@@ -404,86 +210,21 @@ async def main(options: argparse.Namespace) -> None:
     logs.configure("error")
     for tuned in (False, True):
         if chosen := [each for each in options.traffic if each.startswith("adapters") == tuned]:
-            await measure(options, chosen, tuned=tuned)
-
-
-async def measure(options: argparse.Namespace, traffics: Sequence[str], *, tuned: bool) -> None:
-    """All rules with these kinds of traffic; `tuned`: on engines with adapters."""
-    arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else ()))
-    with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
-        folder = Path(at)
-        logged = replica_adapters.logging_of(folder)
-        engines = [
-            stack.enter_context(
-                running_engine(options.kind, folder / f"engine-{n}", *arguments, wait=False, environment=logged)
-            )
-            for n in range(ENGINES)
-        ]
-        for engine in engines:
-            engine.wait_ready(START_SECONDS)
-        timeout = aiohttp.ClientTimeout(total=300)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            found = await replica_adapters.published(folder / "adapters", options.slots) if tuned else None
-            for traffic in traffics:
-                dice = random.Random(options.seed)  # noqa: S311 - every rule gets the same
-                talks = TRAFFIC[traffic](options, dice)
-                print(
-                    f"\n{traffic}: {sum(len(talk.turns) for talk in talks)} requests, {options.at_once} at once, ",
-                    end="",
-                )
-                print(f"{ENGINES} engines, {ROUTERS} routers\n")
-                columns = "rule | prompt tokens from the cache | TTFT p50 s | p99 s | whole run s | answers | failed"
-                if found is not None:
-                    asked = {talk.adapter for talk in talks if talk.adapter is not None}
-                    seconds = await replica_adapters.introduce(session, engines, found, asked)
-                    print(f"{len(found.declared):,} adapters, {len(asked)} of them asked for; ", end="")
-                    print(f"an engine loads one in {1000 * seconds:.0f} ms\n")
-                    columns += " | loads | evictions from slots"
-                print(f"| {columns} |\n|{'---|' * len(columns.split('|'))}", flush=True)
-                await all_rules(folder, session, engines, talks, options.at_once, found)
-
-
-async def all_rules(
-    folder: Path,
-    session: aiohttp.ClientSession,
-    engines: Sequence[EngineProcess],
-    talks: Sequence[Talk],
-    at_once: int,
-    adapters: Adapters | None,
-) -> None:
-    async def row(rule: Rule) -> None:
-        print(await run(session, rule, engines, talks, at_once), flush=True)
-        if adapters is not None:
-            await replica_adapters.unload_all(session, engines)
-
-    for rule in simple(engines):
-        await row(rule)
-    for policy in ("cache_aware", "least_load"):
-        try:
-            async with smg(folder, engines, policy) as urls:
-                await row(Rule(f"smg {policy}", lambda n, _c, _s, urls=urls: urls[n % len(urls)]))
-        except (OSError, TimeoutError) as error:
-            print(f"| smg {policy} | not measured: {type(error).__name__} |", flush=True)
-    for name, routing, shared in (
-        ("Shoal PrefixHeads", "PrefixHeads", False),
-        ("Shoal Seconds, heads only", "Seconds", False),
-        ("Shoal Seconds", "Seconds", True),
-    ):
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            async with gateways(Path(own), engines, adapters, routing=routing, shared=shared) as found:
-                urls = [it.url for it in found]
-                await row(Rule(name, lambda n, _c, _s, urls=urls: urls[n % len(urls)], API_KEY, "tiny", "model"))
+            with_engines(options, chosen, tuned=tuned)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line asks for. Traffic of a trace that is not there is left out."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=get_args(Kind), default="sglang", help="sim: the simulator, to try this out")
     parser.add_argument("--traffic", choices=tuple(TRAFFIC), nargs="+", default=["chat"])
+    names = [rule.name for rule in RULES]
+    parser.add_argument("--rules", choices=names, nargs="+", default=names, metavar="RULE", help=f"of {names}")
     where = Path(os.environ.get("SHOAL_TRACES") or "traces")
     parser.add_argument("--traces", type=Path, default=where, help="has mooncake's trace")
-    parser.add_argument("--requests", type=int, default=160, help="of all traffic but chat")
-    parser.add_argument("--conversations", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=2, help="in each all rules, one after the other")
+    parser.add_argument("--requests", type=int, default=160, help="in a round, of all traffic but chat")
+    parser.add_argument("--conversations", type=int, default=40, help="in a round of chat")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--systems", type=int, default=6)
     parser.add_argument("--system-words", type=int, default=300)
@@ -498,4 +239,4 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(options_of()))
+    main(options_of())

@@ -1,20 +1,19 @@
-"""2,000 LoRA adapters for `bench_replicas`: their files, the engines' arguments, and the agents that load them.
+"""2,000 LoRA adapters for `bench_replicas`: their files, the engines' arguments, and what is asked of them.
 
 An engine has slots, one of them the base model's, and eight times as many adapters in host memory as slots, which is a
-LoRAPool's default; none of them at first. For Shoal's gateways a real agent beside each engine stages what a gateway
+LoRAPool's default; none of them at first. For Shoal's gateways an agent (`replica_agents`) stages what a gateway
 asks for, loads it, grants leases, and unloads what was used longest ago. No operator places anything. The other rules
 know nothing of adapters: each engine was told of all that will be asked for, and loads one itself when a request names
 it, as SGLang does with one that it evicted.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import statistics
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -24,26 +23,21 @@ import aiohttp
 
 from shoal.api.adapters import AdapterSettings
 from shoal.artifacts import Settings, StoreCredentials, open_source
-from shoal.core import drain
 from shoal.core.routing.resolveadapters import DeclaredAdapter
 from shoal.engine.sglang.adapters import SGLangAdapters
 from shoal.engine.sglang.client import SGLangClient
-from shoal.gateway.acks import Acks
-from shoal.net.stream import StreamPeer
 from tests.bench.adapter_loads import SLOPE
 from tests.bench.routing_loads import length
-from tests.support.adapter_agents import adapter, pool
+from tests.support.adapter_agents import adapter
 from tests.support.adapters import ALL, make_adapter
-from tests.support.agentpod import Pod
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA_MODULES, LORA_RANK, SERVED, EngineProcess
-from tests.support.gateway import GatewayUnderTest
 from tests.support.sources import LOCAL
 
 ADAPTERS: Final = 2000
 CACHED_PER_SLOT: Final = 8
 NAMESPACE: Final = SERVED.partition("/")[0]
 POOL: Final = f"{NAMESPACE}/pool"
-_GATEWAY_KEY: Final = "gateway-key"
+_DIGESTS: Final = "digests.json"
 _SYSTEM_TOKENS: Final = (200, 800, 1500)
 _QUESTION_TOKENS: Final = (20, 400)
 _MOST_TURNS: Final = 8
@@ -59,12 +53,27 @@ class Adapters:
 
     folder: Path
     slots: int
-    declared: Mapping[str, DeclaredAdapter]
-    """As gateways know them, by key."""
 
-    @property
-    def cached(self) -> int:
-        return CACHED_PER_SLOT * self.slots
+    def settings(self) -> AdapterSettings:
+        """Of an agent."""
+        return AdapterSettings(
+            pool=POOL,
+            slots=self.slots,
+            cached=CACHED_PER_SLOT * self.slots,
+            max_rank=LORA_RANK,
+            target_modules=ALL,
+            max_bytes=1 << 24,
+        )
+
+    def declared(self) -> dict[str, DeclaredAdapter]:
+        """As gateways know them, by key."""
+        digests: dict[str, str] = json.loads((self.folder / _DIGESTS).read_text())
+        found: dict[str, DeclaredAdapter] = {}
+        for name, digest in digests.items():
+            one = adapter(name, NAMESPACE, revision=digest)
+            assert one.current is not None
+            found[one.key] = replace(one, current=replace(one.current, uri=f"file://{self.folder / name}"))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ async def published(folder: Path, slots: int) -> Adapters:
     """Makes the adapters in `folder`. They share their weights, which routing does not look at."""
     weights = await asyncio.to_thread(make_adapter, folder / "weights", seed=1)
     config = json.loads((weights / "adapter_config.json").read_text())
-    found: dict[str, DeclaredAdapter] = {}
+    digests: dict[str, str] = {}
     for number in range(ADAPTERS):
         name = short_name(number)
         place = folder / name
@@ -121,11 +130,9 @@ async def published(folder: Path, slots: int) -> Adapters:
         os.link(weights / "adapter_model.safetensors", place / "adapter_model.safetensors")
         (place / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 16 + number}))
         async with open_source(f"file://{place}", StoreCredentials(), Settings(network=LOCAL)) as source:
-            digest = (await source.manifest()).digest
-        one = adapter(name, NAMESPACE, revision=digest)
-        assert one.current is not None
-        found[one.key] = replace(one, current=replace(one.current, uri=f"file://{place}"))
-    return Adapters(folder, slots, found)
+            digests[name] = (await source.manifest()).digest
+    (folder / _DIGESTS).write_text(json.dumps(digests))
+    return Adapters(folder, slots)
 
 
 def logging_of(folder: Path) -> dict[str, str]:
@@ -149,11 +156,10 @@ class Loads:
     def __init__(self, engines: Sequence[EngineProcess]) -> None:
         self._from = {engine.log: engine.log.stat().st_size for engine in engines if engine.kind == "sglang"}
 
-    def __str__(self) -> str:
-        if not self._from:
-            return "- | -"
+    def counted(self) -> tuple[int, int]:
+        """Loads into host memory, and evictions from slots."""
         told = [path.read_bytes()[begin:] for path, begin in self._from.items()]
-        return f"{sum(text.count(_LOADED) for text in told)} | {sum(text.count(_EVICTED) for text in told)}"
+        return sum(text.count(_LOADED) for text in told), sum(text.count(_EVICTED) for text in told)
 
 
 async def introduce(
@@ -183,54 +189,3 @@ async def unload_all(session: aiohttp.ClientSession, engines: Sequence[EnginePro
 
 def _calls(session: aiohttp.ClientSession, engine: EngineProcess) -> SGLangAdapters:
     return SGLangAdapters(SGLangClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
-
-
-@contextlib.asynccontextmanager
-async def agents(folder: Path, engines: Sequence[EngineProcess], adapters: Adapters) -> AsyncGenerator[list[Pod]]:
-    """An agent beside each engine."""
-    # Agents unload nothing in their first seconds, since they do not know who sends. Here nobody sent before.
-    drain.RESTART_SECONDS = 0.0  # pyright: ignore[reportAttributeAccessIssue]
-    settings = AdapterSettings(
-        pool=POOL,
-        slots=adapters.slots,
-        cached=adapters.cached,
-        max_rank=LORA_RANK,
-        target_modules=ALL,
-        max_bytes=1 << 24,
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        found: list[Pod] = []
-        for at, engine in enumerate(engines, 1):
-            own = folder / f"agent-{at}"
-            own.mkdir()
-            pod = Pod(own, engine_url=engine.url, pool=settings)
-            pod.keys.write_text(
-                json.dumps({"callers": {"gateway": _GATEWAY_KEY}, "engine": API_KEY, "admin": ADMIN_KEY})
-            )
-            pod.boot(f"boot-{at}")
-            found.append(await stack.enter_async_context(pod.running()))
-        yield found
-
-
-@contextlib.asynccontextmanager
-async def listening(it: GatewayUnderTest, pods: Sequence[Pod], adapters: Adapters) -> AsyncGenerator[None]:
-    """A gateway that knows the adapters, with streams from the agents."""
-    it.pools[POOL] = pool("pool", NAMESPACE, SERVED.partition("/")[2])
-    it.adapters.update(adapters.declared)
-    for source in ("pools", "adapters"):
-        it.directory.mark(source)
-    it.directory.rebuild()
-    it.fleet.streams.start()
-    acks = Acks(it.fleet, it.me, it.agents, it.app.leases)
-    try:
-        it.fleet.streams.set_peers(
-            StreamPeer(f"pod-{at}", f"{SERVED}-{at}", "127.0.0.1", _GATEWAY_KEY, pod.port)
-            for at, pod in enumerate(pods, 1)
-        )
-        async with asyncio.timeout(60):
-            while any((report := it.fleet.report(uid)) is None or report.adapters is None for uid in it.ports):
-                await asyncio.sleep(0.05)
-        yield
-    finally:
-        await acks.close()
-        await it.fleet.streams.close()

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import bench_replicas, bench_routing, routing_decision
+from tests.bench import bench_replicas, bench_routing, replica_traffic, routing_decision
 from tests.bench.__main__ import BENCHES
+from tests.bench.replica_clients import Answer
+from tests.bench.replica_proxy import Chooser
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -71,3 +73,42 @@ def test_all_benchmarks_together_ask_the_real_engines_with_every_kind_of_traffic
     asked = bench_replicas.options_of(bench.split()[1:])
     assert sorted([*asked.traffic, "mooncake"]) == sorted(bench_replicas.TRAFFIC)
     assert "mooncake: mooncake_conversation_trace.jsonl is not in" in capsys.readouterr().out
+
+
+def test_all_rules_are_asked_the_same_in_a_round_and_something_else_in_the_next() -> None:
+    asked = bench_replicas.options_of(["--requests", "20", "--conversations", "5"])
+    for traffic in sorted(replica_traffic.TRAFFIC.keys() - {"mooncake"}):
+        first, again, second = (replica_traffic.talks_of(traffic, asked, number) for number in (0, 0, 1))
+        assert first == again
+        assert first != second
+        assert sum(len(talk.turns) for talk in first) == 20
+
+
+def test_the_row_of_a_rule_on_real_engines_has_the_answers_of_all_rounds_under_its_columns() -> None:
+    result = bench_replicas.Result(seconds=4.0, cpu_seconds=0.01, failed=1)
+    result.answers += [Answer(seconds, 100, cached, "") for seconds, cached in ((0.5, 0), (0.1, 50), (0.3, 100))]
+    cells = result.cells(tuned=False)
+    row = dict(zip(bench_replicas.COLUMNS[1:], cells, strict=True))
+    assert row["prompt tokens from the cache"] == "50.0 %"
+    assert (row["TTFT p50 s"], row["p99 s"]) == ("0.300", "0.500")
+    assert (row["router CPU ms per request"], row["answers"], row["failed"]) == ("3.3", "3", "1")
+    assert len(result.cells(tuned=True)) == len(cells) + len(bench_replicas.TUNED_COLUMNS)
+
+
+def test_routers_of_simple_rules_count_for_themselves() -> None:
+    turns = [[router.choose(0) for _ in range(5)] for router in (Chooser("round robin", n, 4) for n in range(2))]
+    assert turns == [[0, 1, 2, 3, 0], [2, 3, 0, 1, 2]]
+    least = Chooser("least in flight", 0, 4)
+    least.in_flight[:] = [2, 1, 3, 1]
+    assert {least.choose(0) for _ in range(8)} == {1, 3}
+    assert [Chooser("by conversation", 0, 4).choose(home) for home in (3, 1, 3)] == [3, 1, 3]
+
+
+def test_turns_of_a_conversation_have_one_home_and_a_system_prompt_has_two() -> None:
+    asked = bench_replicas.options_of(["--conversations", "60"])
+    homes: dict[int, set[int]] = {}
+    for talk in replica_traffic.talks_of("chat", asked, 0):
+        homes.setdefault(talk.group, set()).add(talk.home(4))
+    assert len(homes) == 6
+    assert all(len(each) == 2 for each in homes.values())
+    assert set().union(*homes.values()) == {0, 1, 2, 3}
