@@ -103,11 +103,12 @@ class _Lazy(click.Group):
             return found.load()
         if cmd_name in _COMMANDS:
             raise click.UsageError(
-                f"`{cmd_name}` is a process of Shoal: it is in the image, and in `pip install shoal`", ctx
+                f"`{cmd_name}` is a process of Shoal: it is in the image and in the wheel, not in the kubectl plugin",
+                ctx,
             )
         if cmd_name in _DEVELOPER_COMMANDS:
             raise click.UsageError(
-                f"`shoal {cmd_name}` is for developers: pip install 'shoal[dev]', or make image DEV=1", ctx
+                f"`shoal {cmd_name}` is for developers: `make setup` in a checkout, or `make image DEV=1`", ctx
             )
         return None
 

@@ -15,6 +15,19 @@ from shoal.kube.callers import Callers
 from shoal.net.errors import Problem
 from shoal.net.shell import ANY, Shell, ShellRequest, Unrouted, answer_json
 
+_REASONS: Final = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    408: "Timeout",
+    413: "RequestEntityTooLarge",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
+"""The API server's words for these statuses (`StatusReason` of k8s.io/apimachinery)."""
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Open to all: a node's probes have no token."""
 
@@ -80,8 +93,8 @@ def denial_response(problem: Problem) -> Response:
     """A refusal in the API server's flat shape, for `kubectl shoal`; in plain text where there is no such path."""
     if isinstance(problem, Unrouted):
         return Response(problem.message, problem.status, problem.headers, "text/plain")
-    reason = {403: "Forbidden", 500: "InternalError"}.get(problem.status, "Unauthorized")
-    return answer_json({"message": problem.message, "reason": reason}, problem.status, problem.headers)
+    body = {"message": problem.message, "reason": _REASONS.get(problem.status, "")}
+    return answer_json(body, problem.status, problem.headers)
 
 
 async def metrics_page(*registries: CollectorRegistry) -> Response:

@@ -17,6 +17,7 @@ from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable, Forbidden, KubeError, ObjectInvalid
+from shoal.net.errors import Problem
 from shoal.net.pages import TokenGuard, denial_response
 from shoal.net.shell import GET, Shell, ShellRequest
 from tests.support.clock import Clock
@@ -258,3 +259,20 @@ async def test_an_operators_pages_need_a_token_and_only_metrics_can_be_open(
             "message": "stranger may not get /metrics: see the ClusterRole shoal-metrics-reader",
             "reason": "Forbidden",
         }
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (400, "BadRequest"),
+        (401, "Unauthorized"),
+        (403, "Forbidden"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+    ],
+)
+def test_a_refusal_has_the_api_servers_word_for_its_status(status: int, reason: str):
+    """A client that reads only the reason must not take a missing answer for a refusal."""
+    body = orjson.loads(denial_response(Problem(status, "why")).body)
+    assert body == {"message": "why", "reason": reason}
