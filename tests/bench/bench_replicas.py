@@ -20,8 +20,8 @@ replicas.
 
 First the engines are warmed up. Then come rounds: in each all rules, one after the other, with empty caches, routers
 that have just started, and the same traffic, which differs between rounds. A row has the answers of all rounds
-together. Its CPU is that of all processes that the rule has beside the engines. The tiny model reads a prompt in no
-time, and engines share the machine's cores: a rule that sends all to one engine does not lack those of the others.
+together. Its CPU is that of all processes that the rule has beside the engines. Each engine has 0.4 of a core and no
+more (`cpu_quota`, which needs root): else a rule that sends all to one engine would not lack the cores of the others.
 Needs 7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
 """
 
@@ -41,6 +41,7 @@ import aiohttp
 
 from shoal.runtime import logs
 from tests.bench import replica_adapters
+from tests.bench.cpu_quota import CPUQuota, NoQuota, cpu_quota
 from tests.bench.replica_clients import Answer, Entrance, all_ask, session_of_clients
 from tests.bench.replica_processes import NotStarted
 from tests.bench.replica_routers import ROUTERS, RULES, Fleet, Rule
@@ -182,12 +183,22 @@ async def measure_all(options: argparse.Namespace, traffics: Sequence[str], fold
         await measure(options, traffic, folder, fleet)
 
 
+def quotas_of(stack: contextlib.ExitStack, cpus: float) -> list[CPUQuota]:
+    """One for each engine; none where the machine has none."""
+    try:
+        return [stack.enter_context(cpu_quota(f"engine-{n}", cpus)) for n in range(ENGINES)] if cpus else []
+    except NoQuota as error:
+        print(f"the engines share the machine's CPU: {error}")
+        return []
+
+
 def with_engines(options: argparse.Namespace, traffics: Sequence[str], *, tuned: bool) -> None:
     """All rules with these kinds of traffic; `tuned`: on engines with adapters."""
     arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else ()))
     with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
         folder = Path(at)
         environment = {**ONE_THREAD, **replica_adapters.logging_of(folder)}
+        quotas = quotas_of(stack, options.engine_cpus)
         engines = [
             stack.enter_context(
                 running_engine(options.kind, folder / f"engine-{n}", *arguments, wait=False, environment=environment)
@@ -196,6 +207,8 @@ def with_engines(options: argparse.Namespace, traffics: Sequence[str], *, tuned:
         ]
         for engine in engines:
             engine.wait_ready(START_SECONDS)
+        for engine, quota in zip(engines, quotas, strict=False):
+            quota.take_session(engine.process.pid)
         adapters = asyncio.run(replica_adapters.published(folder / "adapters", options.slots)) if tuned else None
         asyncio.run(measure_all(options, traffics, folder, Fleet(engines, adapters)))
 
@@ -229,6 +242,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", type=int, default=6)
     parser.add_argument("--system-words", type=int, default=300)
     parser.add_argument("--slots", type=int, default=8, help="of an engine, for adapters")
+    parser.add_argument("--engine-cpus", type=float, default=0.4, help="what one engine has at most; 0: no bound")
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args(arguments)
