@@ -141,3 +141,9 @@ def test_an_announced_node_is_late_after_its_time() -> None:
     assert look(AutoscalerNews(), NOMINATED, seconds=30).announced
     assert look(AutoscalerNews(), NOMINATED, seconds=606).late
     assert look(AutoscalerNews(event="karpenter: x"), seconds=30) == AutoscalerNews(event="karpenter: x")
+
+
+def test_a_node_is_late_counted_from_its_announcement_not_from_a_refusal_before() -> None:
+    triggered = replace(TRIGGERED, at=NOW + timedelta(seconds=3000))
+    assert not look(AutoscalerNews(), not_triggered("1 max node group size reached"), triggered, seconds=3005).late
+    assert look(AutoscalerNews(), not_triggered("1 max node group size reached"), triggered, seconds=3600).late

@@ -187,7 +187,8 @@ def _late(said: Sequence[PodEvent], now: datetime | None, provision_seconds: flo
     """Whether a node that was announced after the last failure should be there by now."""
     failure = _failure(said)
     failed = failure.at or _NEVER if failure is not None else _NEVER
-    first = (event.first or event.at or failed for event in said if (event.at or _NEVER) >= failed)
+    announced = [event for event in said if event.reason in _ANNOUNCES and (event.at or _NEVER) >= failed]
+    first = (event.first or event.at or failed for event in announced)
     since = max(failed, min(first, default=failed))
     if now is None or provision_seconds is None or since <= _NEVER:
         return False
