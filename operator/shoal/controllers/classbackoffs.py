@@ -28,6 +28,8 @@ class ClassBackoffs:
         self._world, self._state, self._cold = world, state, cold
         self._admitted: dict[str, datetime] = {}
         """Uid of a pod of a queue, or whose claim was refused -> when it last waited for quota, or was first seen."""
+        self._without_node: dict[str, datetime] = {}
+        """Uid of a pod that waits for a node -> when it was last seen to wait without one being expected."""
         self.changed: list[Callable[[], None]] = []
         """Called when a class has an outage, or no more."""
 
@@ -45,6 +47,7 @@ class ClassBackoffs:
     def check(self) -> None:
         """Looks once at the Models with a replica that starts, and at those that have a backoff."""
         self._note_admissions()
+        self._note_outages()
         found: list[Mapping[str, ClassBackoff]] = []
         for uid in self._state.starting | {uid for uid, record in self._state.records() if record.backoffs}:
             record = self._state.record(uid)
@@ -90,6 +93,18 @@ class ClassBackoffs:
         queued = [pod for pod in starting if pod.waited_for_quota or pod.gates]
         self._admitted = {p.uid: now if p.gated else self._admitted.get(p.uid, now) for p in queued}
 
+    def _note_outages(self) -> None:
+        """Events do not say when the node of a waiting replica was expected anew, so it is noted until then."""
+        known, now = self._without_node, self._world.now()
+        starting = (pod for uid in self._state.starting for pod in self._world.pods.by("model", uid))
+        waiting = [pod for pod in starting if pod.node is None and not pod.deleting]
+        hopeless = {p.uid for p in waiting if p.gpu_class in self._state.outages and not p.node_announced}
+        self._without_node = {
+            pod.uid: now if pod.uid in hopeless else known[pod.uid]
+            for pod in waiting
+            if pod.uid in hopeless or pod.uid in known
+        }
+
     def _check(self, uid: str, before: Mapping[str, ClassBackoff]) -> dict[str, ClassBackoff]:
         custom = self._world.model_by_uid(uid)
         model = custom.object if custom is not None else None
@@ -112,6 +127,7 @@ class ClassBackoffs:
             provision=self._cold.provision_seconds,
             admitted=self._admitted,
             newest_node=self._newest_node,
+            without_node=self._without_node,
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

@@ -33,7 +33,7 @@ class Events:
         self.of: dict[str, list[JsonObject]] = {}
 
     def say(self, uid: str, reason: str, note: str, seconds: int) -> None:
-        at = f"2026-01-01T00:00:{seconds:02}Z"
+        at = f"{START + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
         event = {"reason": reason, "note": note, "reportingController": "cluster-autoscaler"}
         self.of.setdefault(uid, []).append(event | {"deprecatedLastTimestamp": at})
 
@@ -152,3 +152,19 @@ async def test_the_operator_that_leads_next_does_not_wait_anew() -> None:
     changed = Fleet(Events(), [spot(written, generation=2)], models="b")
     changed.backoffs.begin_term()
     assert await changed.look(60) == {}, "the class is another one now"
+
+
+async def test_a_node_that_is_announced_after_an_outage_gets_its_whole_time() -> None:
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    fleet = Fleet(events, models="a")
+    for seconds in (10, 40, 945, 1850):
+        await fleet.look(seconds)
+    assert await fleet.look(1860) == {"spot": WHY}, "the Model has no other class, and waits"
+    events.say("p-a", "TriggeredScaleUp", "pod triggered scale-up: [{spot 2->3 (max: 3)}]", 1890)
+    await fleet.look(1900)
+    assert fleet.state.record("a").backoffs == {}, "the node is on its way"
+    assert await fleet.look(2491) == {"spot": WHY}
+    assert [each.reason for each in fleet.state.outages.values()] == ["LimitReached"]
+    await fleet.look(2760)
+    assert [each.reason for each in fleet.state.outages.values()] == ["NoNodeCame"], "it is late"

@@ -4,6 +4,7 @@ other than GPUs. For a while the plan takes such a class last (`Demand.backoffs`
 Without backoff, the next plan would ask for the replica that was just given up again.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def observe(
     provision: Callable[[str], float | None] = lambda _name: None,
     admitted: Mapping[str, datetime] = MappingProxyType({}),
     newest_node: Callable[[str], datetime | None] = lambda _name: None,
+    without_node: Mapping[str, datetime] = MappingProxyType({}),
 ) -> dict[str, ClassBackoff]:
     """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
@@ -60,7 +62,8 @@ def observe(
     fault. `provision`: class -> seconds in which an autoscaler adds a node; None: none does.
     `admitted`: uid of a pod -> when it was last seen to wait for a quota: its age counts from then. A class with a
     ready replica of the Model gets no backoff for replicas that do not start. `newest_node`: class -> when its newest
-    node was made.
+    node was made. `without_node`: uid of a pod -> until when no node was expected for it: a node that is announced to
+    it after that gets its whole time.
 
     A replica without a node is given up before its time where an autoscaler refuses the node repeatedly.
     """
@@ -83,7 +86,8 @@ def observe(
             limit = None if seconds is None else PROVISION_FACTOR * seconds
             refusal = pod.node_refusal if limit is not None else None
             refused = refusal is not None and refusal.repeated
-            if lacks and (refused or age >= (UNSCHEDULABLE_SECONDS if limit is None else limit)):
+            waits = age if not pod.node_announced else min(age, _seconds(without_node.get(pod.uid), now))
+            if lacks and (refused or waits >= (UNSCHEDULABLE_SECONDS if limit is None else limit)):
                 event = f"; {pod.autoscaler_event}" if pod.autoscaler_event else ""
                 why = f"for {_minutes(age)} no node there had room for a replica: {lacks}{event}"
                 found[name] = ClassBackoff(why, until)
@@ -94,7 +98,7 @@ def observe(
                     found[name] = ClassBackoff(why, again, no_nodes=refusal.reason)
                 else:
                     found[name] = ClassBackoff(why, until)
-            elif not lacks and limit is not None and age >= limit:
+            elif not lacks and limit is not None and waits >= limit:
                 made = newest_node(name)
                 # A node that came meanwhile, or words that nobody knows, may mean that only this replica gets none.
                 alone = (made is not None and made > since) or (bool(pod.autoscaler_event) and not pod.node_late)
@@ -137,6 +141,10 @@ def other_than_gpus(sentence: str) -> str | None:
             others[resource] = int(count)
     lacking = [f"Insufficient {name} on {count} node(s)" for name, count in sorted(others.items()) if count > gpus]
     return ", ".join(lacking) or None
+
+
+def _seconds(since: datetime | None, now: datetime) -> float:
+    return (now - since).total_seconds() if since is not None else math.inf
 
 
 def _minutes(seconds: float) -> str:
