@@ -339,10 +339,12 @@ class FleetState:
         return next((v for v in variants if v.gpu_class == gpu_class), None)
 
     def dead_ends(self, model_uid: str) -> frozenset[str]:
-        """Classes on which a replica of the Model that starts is not expected to become ready."""
-        pods = self._world.pods.by("model", model_uid) if self.outages else ()
-        waits = {p.gpu_class for p in pods if p.gpu_class in self.outages and p.node is None and not p.node_announced}
-        return frozenset({*self.record(model_uid).backoffs, *(name for name in waits if name)})
+        """Classes on which no replica of the Model that starts is expected to become ready."""
+        out = self.outages
+        pods = [p for p in self._world.pods.by("model", model_uid) if not p.deleting] if out else []
+        waits = {p.gpu_class for p in pods if p.gpu_class in out and p.node is None and not p.node_announced}
+        starts = {p.gpu_class for p in pods if not (p.ready or p.finished) and (p.node is not None or p.node_announced)}
+        return frozenset({*self.record(model_uid).backoffs, *(name for name in waits - starts if name)})
 
     # --- GPUs between two plans -------------------------------------------------------------------------------------
 

@@ -168,3 +168,16 @@ async def test_a_node_that_is_announced_after_an_outage_gets_its_whole_time() ->
     assert [each.reason for each in fleet.state.outages.values()] == ["LimitReached"]
     await fleet.look(2760)
     assert [each.reason for each in fleet.state.outages.values()] == ["NoNodeCame"], "it is late"
+
+
+async def test_the_only_serving_replica_waits_for_one_that_starts_beside_one_that_gets_no_node() -> None:
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    fleet = Fleet(events, models="a")
+    await fleet.look(10)
+    assert await fleet.look(40) == {"spot": WHY}
+    starts = pod("a", 2)
+    starts["metadata"] |= {"name": "p-a2", "uid": "p-a2"}
+    starts["spec"]["nodeName"] = "gpu-1"
+    fleet.world.pods.upsert(starts)
+    assert fleet.state.dead_ends("a") == set()
