@@ -119,6 +119,14 @@ def test_a_node_that_was_not_on_its_way_and_another_spec_end_it() -> None:
     assert decide(OUT, [], {}, now=at(50), newest_node=lambda _: None) == {}, "the class is gone"
 
 
+def test_an_outage_of_a_leader_whose_clock_was_ahead_does_not_last_longer_than_others() -> None:
+    ahead = {name: replace(each, since=at(90_000), until=at(90_900)) for name, each in OUT.items()}
+    known = decided(ahead, 60)
+    assert [(each.since, each.until) for each in known.values()] == [(at(60), at(60 + RETRY_SECONDS))]
+    assert decided(known, 61) == known
+    assert decided(known, 60 + RETRY_SECONDS) == {}
+
+
 def test_the_status_of_the_class_says_it_and_the_next_leader_reads_it_there() -> None:
     usage = Usage(0, 0, 0, 0, 0, ())
     one = gpu_class()

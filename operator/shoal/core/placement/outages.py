@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from shoal.api.gpuclass import GPUClass
-from shoal.core.placement.backoff import ClassBackoff
+from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,13 @@ def decide(
     made.
     """
     second = now.replace(microsecond=0)
-    outages = {name: each for name, each in known.items() if _lasts(each, classes.get(name), newest_node(name), now)}
+    # The clock of a former leader may have been ahead.
+    latest = second + timedelta(seconds=RETRY_SECONDS)
+    outages = {
+        name: replace(each, since=min(each.since, second), until=min(each.until, latest))
+        for name, each in known.items()
+        if _lasts(each, classes.get(name), newest_node(name), now)
+    }
     for of_model in found:
         for name, each in of_model.items():
             gpu_class = classes.get(name)
