@@ -209,3 +209,18 @@ def test_ends_of_another_day_are_forgotten() -> None:
     assert replica.next_load() == A.name
     replica.restart()
     assert replica.next_load() == A.name
+
+
+def test_a_replica_that_holds_back_a_requested_adapter_reports_it_as_failed_while_its_files_are_kept() -> None:
+    replica = Replica()
+    for _ in range(2):
+        replica.next_load(2.0)
+        replica.registry.waiters.append(AdapterWaiter(A, ("gw-0", "boot"), replica.now))
+        assert replica.next_load(1.0) == A.name
+        replica.breaks_off(A.name)
+        replica.restart()
+    assert replica.next_load(2.0) is None
+    assert A.name in replica.registry.entries, "a request may want it soon"
+    states = replica.registry.states()
+    assert states is not None
+    assert (states[A.name].state, states[A.name].reason) == ("failed", reasons.LOAD_ENDED_ENGINE)

@@ -321,6 +321,8 @@ def _reported(entry: RegistryEntry, failure: Failure | None) -> AdapterState:
     match entry.state:
         case "staging" | "loading" | "loaded" | "retiring":
             return AdapterState(state=entry.state)
+        case "staged" if failure is not None and failure.reason == reasons.LOAD_ENDED_ENGINE:
+            return _failed(failure)  # its files are kept for a moment, and it is not loaded from them
         case "staged":
             return AdapterState(state="loading")
         case "unloading":
