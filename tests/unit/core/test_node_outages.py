@@ -127,6 +127,12 @@ def test_an_outage_of_a_leader_whose_clock_was_ahead_does_not_last_longer_than_o
     assert decided(known, 60 + RETRY_SECONDS) == {}
 
 
+def test_an_operator_whose_clock_is_behind_does_not_find_the_same_outage_anew_at_each_look() -> None:
+    made = at(41 + 900)  # by the clock of the API server
+    first = decided(OUT, 60, REFUSED, made=made)
+    assert decided(first, 65, REFUSED, made=made) == first == OUT
+
+
 def test_the_status_of_the_class_says_it_and_the_next_leader_reads_it_there() -> None:
     usage = Usage(0, 0, 0, 0, 0, ())
     one = gpu_class()

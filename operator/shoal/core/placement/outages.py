@@ -90,4 +90,5 @@ def _lasts(outage: NodeOutage, gpu_class: GPUClass | None, newest_node: datetime
         return False
     # A node that had been ordered before the outage may come within the usual time.
     on_its_way = outage.since + timedelta(seconds=autoscaled.provision_seconds)
-    return now < outage.until and (newest_node is None or newest_node <= on_its_way)
+    # Nodes have the time of the API server, whose clock may be ahead.
+    return now < outage.until and (newest_node is None or min(newest_node, now) <= on_its_way)
