@@ -131,9 +131,16 @@ class ClassBackoffs:
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
-        if after is not None and after.model_uid and _starts(after):
-            self._state.starting.add(after.model_uid)
+        if after is None or not after.model_uid or not _starts(after):
+            return
+        self._state.starting.add(after.model_uid)
+        if _given_up(after) and not (before is not None and _given_up(before)):
+            self.check()  # the plan that is due moves the replica, and its pod would tell nothing any more
 
 
 def _starts(pod: facts.Pod) -> bool:
     return not (pod.ready or pod.was_ready or pod.deleting or pod.finished)
+
+
+def _given_up(pod: facts.Pod) -> bool:
+    return pod.queue_wait is not None and pod.queue_wait.refusal is not None

@@ -59,7 +59,9 @@ def _untried(demand: Demand, outages: Container[str]) -> frozenset[str]:
     return frozenset(
         name
         for name in usable
-        if name not in demand.backoffs and (name not in outages or (name in states and states[name].bound))
+        if name not in demand.backoffs
+        and (name not in outages or (name in states and states[name].bound))
+        and not (name in states and states[name].rejected)
     )
 
 

@@ -96,10 +96,22 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
         # Refused pods do not exist: they are what the Deployment lacks.
         gated=sum((p.gated or _lacks_claim(world, p)) and not p.deleting for p in pods)
         + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
+        # A rollout's pod that does not start is no fault of the class.
+        rejected=sum(_rejected(world, p) and not p.deleting for p in pods)
+        if deployment.rolled_out and not deployment.replacing
+        else 0,
         settled=deployment.rolled_out,
         announced=sum(p.node_announced and p.node is None and not p.deleting for p in pods),
         keeps=next((p.keeps for p in sorted(pods, key=lambda p: p.name) if p.keeps and p.node and not p.deleting), ""),
     )
+
+
+def _rejected(world: World, pod: facts.Pod) -> bool:
+    """Whether Kueue has given a pod up since the autoscaler of its class adds no node."""
+    if not pod.gates or pod.queue_wait is None or pod.queue_wait.refusal is None:
+        return False
+    custom = world.classes.get(pod.gpu_class or "")
+    return custom is not None and custom.object is not None and custom.object.spec.nodes.autoscaled is not None
 
 
 def _lacks_claim(world: World, pod: facts.Pod) -> bool:

@@ -73,15 +73,6 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueWait:
-    """Why Kueue has not admitted a pod."""
-
-    reason: str
-    message: str
-    """One line, without the pod and the queue."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimRefusal:
     """Why the ResourceClaim of a pod is not made."""
 
@@ -104,6 +95,19 @@ class NodeRefusal:
     """It adds none for other pods of the class either. False: only this pod is known to get none."""
     repeated: bool = False
     """It said so at two looks in a row: it is not about to change its mind."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWait:
+    """Why Kueue has not admitted a pod."""
+
+    reason: str
+    message: str
+    """One line, without the pod and the queue."""
+    refusal: NodeRefusal | None = None
+    """Kueue has given up since no node could be had; None: it has not, or for another reason."""
+    refused_at: datetime | None = None
+    """When the last request for a node failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 Kueue holds a pod back by a scheduling gate until its queue has room. The API server refuses a pod that a ResourceQuota
 or a LimitRange does not allow. A ResourceQuota on devices refuses the ResourceClaim that is to be made for a pod: the
 pod exists, and no scheduler looks at it. None of these is a fault of a GPU class: another class, or GPUs taken from
-another Model, would not help.
+another Model, would not help. An exception is a pod that has quota and gets no node: Kueue's requests for one failed.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
-from shoal.core.facts import ClaimRefusal, Pod, QueueWait
+from shoal.core.facts import ClaimRefusal, NodeRefusal, Pod, QueueWait
 from shoal.core.placement.autoscalerevents import PodEvent, newest
 
 CLAIM_EVENT: Final = "FailedResourceClaimCreation"
@@ -33,6 +34,17 @@ _RANGE: Final = re.compile(
     r"((?:maximum|minimum) [\w./-]{1,128} (?:usage )?per \w{1,32} is [^,\]]{1,64}, but [^,\]]{1,128}"
     r"|[\w./-]{1,128} max limit to request ratio per \w{1,32} is [^,\]]{1,64}, but [^,\]]{1,128})"
 )
+
+_LIMITS: Final = re.compile(
+    r"\bquota\b.{0,200}\bexceeded\b|\bexceed(?:s|ed)?\b.{0,200}\b(?:quota|limits?)\b", re.IGNORECASE | re.DOTALL
+)
+"""In the message of a ProvisioningRequest that failed: a limit or a quota of the cloud or the autoscaler."""
+_STOCK: Final = re.compile(
+    r"\b(?:no|out of) stock\b|stock-?out|out of resources|resource.?pool.?exhausted|\binsufficient.?capacity"
+    r"|\bsufficient capacity\b|\bno capacity\b",
+    re.IGNORECASE,
+)
+"""The same: the cloud has no such machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,8 @@ class ProvisioningRequest:
     created: str
     conditions: Mapping[str, tuple[str, str]]
     """Type -> (status, message)."""
+    failed: datetime | None = None
+    """When it failed."""
 
     def describe(self) -> str:
         """As part of a sentence, with the autoscaler's own words."""
@@ -160,7 +174,11 @@ def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[P
     if found is None:
         return QueueWait(reasons.QUOTA_WAIT, NO_WORKLOAD)
     if not found.active:
-        return QueueWait(reasons.ADMISSION_REJECTED, f"{_gave_up(found, requests)}; delete the pod to ask again")
+        said = f"{_gave_up(found, requests)}; delete the pod to ask again"
+        request = _last(found, requests)
+        refused = _no_nodes(request) if request is not None else None
+        at = request.failed if request is not None and refused is not None else None
+        return QueueWait(reasons.ADMISSION_REJECTED, said, refused, at)
     reserved, _ = found.conditions.get("QuotaReserved", ("", ""))
     if found.checked and (reserved == "True" or found.requeue_at):
         again = f"; Kueue asks again at {found.requeue_at}" if found.requeue_at else ""
@@ -184,6 +202,19 @@ def _gave_up(workload: Workload, requests: Iterable[ProvisioningRequest]) -> str
     _, message = workload.conditions.get("Evicted", ("", ""))
     said = _line(message) if message else "its Workload is deactivated"
     return said if (request := _last(workload, requests)) is None else f"{said} ({request.describe()})"
+
+
+def _no_nodes(request: ProvisioningRequest) -> NodeRefusal | None:
+    """What it means for the class that the last request for a node has failed; None: it has not. Kueue gives up only
+    after it has repeated the request. Words that nobody knows may be about this pod only."""
+    status, message = request.conditions.get("Failed", ("", ""))
+    if status != "True" or request.failed is None:
+        return None
+    if _LIMITS.search(message[:_LONGEST]):
+        return NodeRefusal(reasons.LIMIT_REACHED, request.describe(), everyone=True, repeated=True)
+    everyone = _STOCK.search(message[:_LONGEST]) is not None
+    reason = reasons.STOCK_OUT if everyone else reasons.SCALE_UP_FAILED
+    return NodeRefusal(reason, request.describe(), everyone, repeated=True)
 
 
 def _last(workload: Workload, requests: Iterable[ProvisioningRequest]) -> ProvisioningRequest | None:

@@ -274,6 +274,7 @@ def provisioning_request(raw: JsonObject) -> ProvisioningRequest:
         workload=str(next(owners, "")),
         created=str(metadata.get("creationTimestamp") or ""),
         conditions=_conditions_said(_map(raw, "status")),
+        failed=_moment(_condition(_map(raw, "status"), "Failed").get("lastTransitionTime")),
     )
 
 
@@ -505,11 +506,12 @@ def _held_devices(containers: Iterable[JsonObject]) -> Iterator[facts.HeldDevice
 
 
 def _moment(text: object) -> datetime | None:
-    """A time that only a measurement reads: another form than the API's is unknown."""
+    """A time that any controller may have written: another form than the API's is unknown."""
     try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+    return found if found is not None and found.tzinfo is not None else None
 
 
 def _time(text: str | None) -> datetime | None:

@@ -1,19 +1,21 @@
 """What one Model finds out of the nodes of a class holds for all Models, and for the operator that leads next."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from shoal.api import names
-from shoal.api.meta import JsonObject
+from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers import pendingpodevents, triggers
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.pendingpodevents import PendingPodEvents
 from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
+from shoal.core.facts import NodeRefusal, QueueWait
 from shoal.core.status import gpuclassstatus
 from tests.support.operators import CONFIG, gpu_class, model
 from tests.support.owners import LabelsSuffice
@@ -93,6 +95,21 @@ def pod(uid: str, version: int = 1) -> JsonObject:
         "metadata": metadata,
         "spec": {"containers": []},
         "status": {"phase": "Pending", "conditions": [FULL_NODES]},
+    }
+
+
+def deployment(uid: str) -> JsonObject:
+    owner = {"apiVersion": API_VERSION, "kind": "Model", "uid": uid, "controller": True}
+    metadata = {
+        "namespace": "chat", "name": f"{uid}-spot", "uid": f"d-{uid}", "resourceVersion": "1", "generation": 1,
+        "labels": {names.LABEL_MODEL: uid, names.LABEL_MODEL_UID: uid, names.LABEL_GPU_CLASS: "spot"},
+        "ownerReferences": [owner],
+    }  # fmt: skip
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    return {
+        "metadata": metadata,
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"resources": resources}]}}},
+        "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1},
     }
 
 
@@ -181,3 +198,20 @@ async def test_the_only_serving_replica_waits_for_one_that_starts_beside_one_tha
     starts["spec"]["nodeName"] = "gpu-1"
     fleet.world.pods.upsert(starts)
     assert fleet.state.dead_ends("a") == set()
+
+
+def test_what_kueue_asked_for_in_vain_is_known_of_the_class_before_the_plan_moves_the_replica() -> None:
+    fleet = Fleet(Events(), models="a")
+    fleet.seconds = 30
+    raw = pod("a", 2)
+    raw["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    fleet.world.pods.upsert(raw)
+    fleet.world.deployments.upsert(deployment("a"))
+    assert fleet.state.outages == {}
+    assert fleet.state.replica_states("a")["spot"].rejected == 0
+    refused = NodeRefusal("StockOut", "ProvisioningRequest chat/a: Failed, no stock", everyone=True, repeated=True)
+    wait = QueueWait("AdmissionRejected", "x", refused, START + timedelta(seconds=20))
+    fleet.world.pods.amend("chat/p-a", "p-a", lambda found: replace(found, queue_wait=wait))
+    assert [each.reason for each in fleet.state.outages.values()] == ["StockOut"]
+    assert fleet.state.outages["spot"].until == START + timedelta(seconds=920)
+    assert fleet.state.replica_states("a")["spot"].rejected == 1

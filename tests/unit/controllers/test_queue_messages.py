@@ -168,6 +168,23 @@ async def test_the_request_for_nodes_is_read_where_an_admission_check_holds_a_re
     assert plain.asked_for_requests == 0, "a queue without checks costs no request more"
 
 
+async def test_a_request_that_failed_for_good_says_since_when_no_node_could_be_had() -> None:
+    failed = {"type": "Failed", "status": "True", "message": "no stock", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+    request = {
+        "metadata": {
+            "name": "pod-a-nodes-3", "namespace": "chat", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [{"kind": "Workload", "uid": "w-a"}],
+        },
+        "status": {"conditions": [failed]},
+    }  # fmt: skip
+    cluster = Cluster(Api([[checked_workload("a") | {"spec": {"active": False}}]], requests=[request]), "a")
+    await cluster.reader.check()
+    [wait] = [pod.queue_wait for pod in cluster.pods.values()]
+    assert (wait.reason, wait.refusal.reason, wait.refused_at) == (
+        "AdmissionRejected", "StockOut", START + timedelta(seconds=9),
+    )  # fmt: skip
+
+
 async def test_the_check_is_named_where_requests_cannot_be_read() -> None:
     for error in (NotFound("no such kind"), Forbidden("no")):
         cluster = Cluster(Api([[checked_workload("a")]], requests=error), "a")

@@ -8,9 +8,9 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.facts import ClaimRefusal, Deployment, Pod, QueueWait
-from shoal.core.placement import Held, ReplicaState, plan
+from shoal.core.placement import ClassSupply, Demand, Held, ReplicaState, plan
 from shoal.core.placement.autoscalerevents import PodEvent
-from shoal.core.placement.backoff import observe
+from shoal.core.placement.backoff import REFUSED_SECONDS, RETRY_SECONDS, ClassBackoff, observe
 from shoal.core.podquota import (
     NO_WORKLOAD,
     AdmissionCheck,
@@ -273,6 +273,63 @@ def test_what_kueue_has_given_up_waits_for_a_person() -> None:
     assert by_hand.message == "its Workload is deactivated; delete the pod to ask again"
 
 
+# --- a request for nodes that failed for good: an outage of the class, not a quota -----------------------------------
+
+NO_STOCK = "no stock in zone a"
+WHY = f"Kueue got no node for a replica there: ProvisioningRequest ns/pod-p-nodes-1: Failed, {NO_STOCK}"
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def given_up(message: str = NO_STOCK, *, active: bool = False, **conditions: tuple[str, str]) -> QueueWait:
+    said = conditions or {"Failed": ("True", message)}
+    failed = at(100) if "Failed" in said else None
+    evicted = {"Evicted": ("True", "The workload is deactivated due to nodes")}
+    return queue_wait(
+        "p", [checked(conditions=evicted, active=active)], [replace(request(), conditions=said, failed=failed)]
+    )
+
+
+def shown(
+    wait: QueueWait | None, seconds: float = 105, made: datetime | None = None, provision: float | None = 600.0
+) -> dict[str, ClassBackoff]:
+    return observe(
+        {}, [gated(queue_wait=wait)], now=at(seconds), timeout=lambda _: 1.0, provision=lambda _: provision,
+        newest_node=lambda _: made,
+    )  # fmt: skip
+
+
+def test_nodes_that_kueue_asked_for_in_vain_are_an_outage_of_the_class_with_the_autoscalers_words() -> None:
+    assert shown(given_up()) == {"h100": ClassBackoff(WHY, at(100 + REFUSED_SECONDS), "StockOut")}
+    full = shown(given_up("Quota 'NVIDIA_H100_GPUS' exceeded. Limit: 8.0"))
+    assert [each.no_nodes for each in full.values()] == ["LimitReached"]
+    # It counts from the failure on, once: nothing is asked for anew while the pod stands there for days.
+    assert shown(given_up(), 100 + REFUSED_SECONDS) == {}
+    assert shown(given_up(), 800, made=at(699)), "that node had been ordered before"
+    assert shown(given_up(), 800, made=at(701)) == {}, "nodes come again"
+    assert shown(given_up(), provision=None) == {}, "no autoscaler adds nodes to the class"
+
+
+def test_a_request_that_failed_with_words_that_nobody_knows_is_a_backoff_of_its_model_only() -> None:
+    for message in ("CA could not find requested capacity", "ProvisioningRequest is expired", ""):
+        [found] = shown(given_up(message)).values()
+        assert (found.no_nodes, found.until) == ("", at(100 + RETRY_SECONDS))
+
+
+def test_no_class_is_given_up_for_a_quota_nor_while_kueue_goes_on_asking() -> None:
+    full = Workload(("p",), {"QuotaReserved": ("False", "insufficient quota: no stock")})
+    by_hand = Workload(("p",), {}, active=False)
+    other_check = checked("Rejected", "over budget: quota exceeded", active=False)
+    for waits in (
+        queue_wait("p", [full]), queue_wait("p", [by_hand]), queue_wait("p", [other_check]), given_up(active=True),
+        given_up(Provisioned=("True", "here they are")), given_up(BookingExpired=("True", "nobody came")), None,
+    ):  # fmt: skip
+        assert shown(waits) == {}
+        assert waits is None or waits.refusal is None
+
+
 def test_pods_carry_the_labels_of_the_model() -> None:
     raw = {
         "apiVersion": "shoal.dev/v1alpha1", "kind": "Model",
@@ -359,3 +416,46 @@ def test_the_wait_for_quota_is_no_part_of_a_cold_start() -> None:
     assert cold_start(plain) == 90
     late = pod(node="n", ready=True, scheduled=bound, ready_since=ready, claim_was_refused=True)
     assert cold_start(late) == 90
+
+
+# --- placement of a replica that has quota and gets no node ----------------------------------------------------------
+
+
+def rejected(*, gated: int = 1, rejected: int = 1) -> ReplicaState:
+    return ReplicaState(gated, 1, {}, pods=gated, gated=gated, rejected=rejected)
+
+
+def coming(name: str, nodes: int, *free: int, outage: str = "") -> ClassSupply:
+    return replace(supply(name, *free), coming=nodes, coming_gpus=1, outage=outage)
+
+
+def placed(model: Demand, *supplies: ClassSupply) -> dict[str, int]:
+    return {v.gpu_class: v.replicas for v in plan([model], supplies)[model.uid].variants if v.replicas}
+
+
+def test_a_replica_that_gets_no_node_goes_to_another_class_that_has_room() -> None:
+    model = demand("chat/a", L4, H100, replica_states={"l4": rejected()})
+    for other in (supply("h100", 1), coming("h100", 1)):
+        for l4 in (coming("l4", 3, outage=WHY), coming("l4", 3), coming("l4", 3, 1)):
+            assert placed(model, l4, other) == {"h100": 1}
+    one_waits = demand("chat/a", L4, H100, wanted=2, replica_states={"l4": rejected(gated=2)})
+    assert placed(one_waits, coming("l4", 3, outage=WHY), supply("h100", 4)) == {"l4": 1, "h100": 1}, (
+        "the other one waits for quota, and no class is given up for that"
+    )
+
+
+def test_a_second_replica_leaves_too_while_the_first_one_waits_for_its_node_elsewhere() -> None:
+    states = {"l4": rejected(), "h100": ReplicaState(1, 1, {}, pods=1)}
+    model = demand("chat/a", L4, H100, wanted=2, replica_states=states)
+    assert placed(model, coming("l4", 3, outage=WHY), coming("h100", 2)) == {"h100": 2}
+
+
+def test_a_replica_that_gets_no_node_and_has_no_other_class_stays_and_takes_no_gpu() -> None:
+    low = demand("chat/low", L4)
+    for backoffs in ({}, {"l4": WHY}):
+        model = demand("chat/a", L4, priority=100, replica_states={"l4": rejected()}, backoffs=backoffs)
+        found = plan([model, low], [coming("l4", 0, 1, outage=WHY)])
+        assert [(v.gpu_class, v.replicas) for v in found[model.uid].variants if v.replicas] == [("l4", 1)]
+        assert [(v.gpu_class, v.replicas) for v in found[low.uid].variants if v.replicas] == [("l4", 1)]
+    both_out = demand("chat/a", L4, H100, replica_states={"l4": rejected()})
+    assert placed(both_out, coming("l4", 3, outage=WHY), coming("h100", 3, outage=WHY)) == {"l4": 1}

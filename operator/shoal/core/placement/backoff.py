@@ -76,7 +76,10 @@ def observe(
         if pod.ready or pod.was_ready or pod.created is None or name in rolling or name in found:
             continue
         if pod.gated:
-            continue  # a quota holds it back, which is no fault of the class
+            # A quota holds it back, which is no fault of the class, unless the quota is there and no node.
+            if (seconds := provision(name)) is not None:
+                found |= _not_admitted(pod, name, now, seconds, newest_node(name))
+            continue
         # A pod waited before it was bound, perhaps for a quota or for GPUs of others: its start began then.
         since = max(pod.created, pod.scheduled or pod.created, admitted.get(pod.uid, pod.created))
         age = (now - since).total_seconds()
@@ -116,6 +119,23 @@ def observe(
         elif name not in works and age >= timeout(name):
             found[name] = ClassBackoff(f"a replica there was not ready after {_minutes(age)}, three cold starts", until)
     return found
+
+
+def _not_admitted(
+    pod: Pod, gpu_class: str, now: datetime, provision_seconds: float, newest_node: datetime | None
+) -> dict[str, ClassBackoff]:
+    """What a replica shows that Kueue does not admit since no node could be had. It counts from the failure on, and
+    only once: Kueue asks for no other node for this pod."""
+    wait = pod.queue_wait
+    refused, at = (wait.refusal, wait.refused_at) if wait is not None and pod.gates else (None, None)
+    if refused is None or at is None:
+        return {}
+    until = at + timedelta(seconds=REFUSED_SECONDS if refused.everyone else RETRY_SECONDS)
+    # A node that had been ordered before may come within the usual time.
+    if until <= now or (newest_node is not None and newest_node > at + timedelta(seconds=provision_seconds)):
+        return {}
+    why = f"Kueue got no node for a replica there: {refused.message}"
+    return {gpu_class: ClassBackoff(why, until, no_nodes=refused.reason if refused.everyone else "")}
 
 
 def _crashes(pod: Pod) -> str | None:

@@ -23,13 +23,8 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
     _reserve_surge(plan, capacities)
     left = _keep(plan, plan.demand.wanted)
     left = _hold_back(plan, left)
-    left = _request(plan, capacities, left)
-    added = left and any(capacity.coming for capacity in capacities.values())
-    if added:
-        left = _keep_adding(plan, capacities, left)
-    left = _wait(plan, capacities, left)
-    if added:
-        left = _add_nodes(plan, capacities, left)
+    left = _leave_rejected(plan, capacities, left)
+    left, added = _place(plan, capacities, left)
     while left:
         eviction = preemptor.find(plan)
         if eviction is None:
@@ -41,6 +36,19 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
         left = _add_nodes(plan, capacities, left, outages=True)
     plan.missing = left
     _hold(plan)
+
+
+def _place(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> tuple[int, bool]:
+    """Where GPUs are or come, without taking any from others. Returns how many replicas are still to be found, and
+    whether nodes may come."""
+    left = _request(plan, capacities, left)
+    added = bool(left) and any(capacity.coming for capacity in capacities.values())
+    if added:
+        left = _keep_adding(plan, capacities, left)
+    left = _wait(plan, capacities, left)
+    if added:
+        left = _add_nodes(plan, capacities, left)
+    return left, added
 
 
 def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
@@ -150,10 +158,32 @@ def _hold_back(plan: ModelPlan, left: int) -> int:
         state = plan.demand.replica_states.get(candidate.gpu_class)
         if state is None or not state.gated or candidate.gpu_class in plan.demand.backoffs:
             continue
-        gated = min(left, state.held_back, plan.may_have_more(candidate))
+        waits = min(state.held_back, state.gated - state.rejected)
+        gated = min(left, waits, plan.may_have_more(candidate))
         if gated > 0:
             plan.hold_back(candidate.gpu_class, gated)
             left -= gated
+    return left
+
+
+def _leave_rejected(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+    """Places replicas on other classes while there are some that got no node of an autoscaler, as Kueue says. What
+    finds no place stays where it is, without GPUs, as replicas that wait for quota."""
+    states = plan.demand.replica_states
+    rejected = frozenset(name for name, state in states.items() if state.rejected and state.held_back)
+    if not left or not rejected:
+        return left
+    plan.passed_over = rejected
+    left, _ = _place(plan, capacities, left)
+    plan.passed_over = frozenset()
+    for candidate in plan.order:
+        if candidate.gpu_class in rejected:
+            state = states[candidate.gpu_class]
+            rest = state.held_back - plan.gated.get(candidate.gpu_class, 0)
+            stays = min(left, state.rejected, rest, plan.may_have_more(candidate))
+            if stays > 0:
+                plan.hold_back(candidate.gpu_class, stays)
+                left -= stays
     return left
 
 

@@ -48,8 +48,8 @@ class ModelPlan:
 
     __slots__ = (
         "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "gated", "held", "kept", "missing",
-        "moving_from", "moving_to", "relocated", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting",
-        "yielding",
+        "moving_from", "moving_to", "passed_over", "relocated", "replacing", "requested", "stock", "unchanged",
+        "unhealthy", "waiting", "yielding",
     )  # fmt: skip
 
     def __init__(self, demand: Demand) -> None:
@@ -86,6 +86,8 @@ class ModelPlan:
         """Class -> evicted replicas that serve until others are ready in their place. Part of `held`."""
         self.moving_from: str | None = None
         self.moving_to: str | None = None
+        self.passed_over: frozenset[str] = frozenset()
+        """Classes that are no candidates at the moment."""
         self._order: list[Candidate] | None = None
 
     def begin(self) -> None:
@@ -114,7 +116,7 @@ class ModelPlan:
         """Counts replicas that a quota holds back."""
         if self.gated is _EMPTY:
             self.gated = {}
-        self.gated[gpu_class] = replicas
+        self.gated[gpu_class] = self.gated.get(gpu_class, 0) + replicas
 
     def evict(self, gpu_class: str, node: str, winner: Demand) -> None:
         """Takes away one replica."""
@@ -130,6 +132,8 @@ class ModelPlan:
         if self._order is None:
             backoffs = self.demand.backoffs
             self._order = sorted(self.demand.candidates, key=lambda c: (c.gpu_class in backoffs, *price(c)))
+        if self.passed_over:
+            return [c for c in self._order if c.gpu_class not in self.passed_over]
         return self._order
 
     def candidate(self, gpu_class: str) -> Candidate | None:

@@ -76,6 +76,8 @@ class ReplicaState:
     gated: int = 0
     """Replicas and surge pods, none of them bound, that a quota or a scheduling gate holds back: GPUs would not help
     them."""
+    rejected: int = 0
+    """Of `gated`: pods that Kueue does not admit any more, since no node that an autoscaler adds could be had."""
     settled: bool = True
     """No rollout is under way. A Model with a rollout is not moved."""
     announced: int = 0

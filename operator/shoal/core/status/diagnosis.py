@@ -46,7 +46,7 @@ class Cause:
     recovers: bool = False
     """The replica served before, and is restarting."""
     gpu_class: str | None = None
-    """The class, if the cause is that the engine exits: on another class it may run."""
+    """The class, if another class may help: the engine exits, or no node of the class could be had."""
 
     @property
     def waits_for_a_person(self) -> bool:
@@ -148,7 +148,8 @@ def _gate(pod: Pod) -> Cause | None:
     }
     reason, said = pod.queue_wait.reason, pod.queue_wait.message
     separator = " " if reason == reasons.ADMISSION_CHECK else ": "
-    return Cause(reason, f"pod {pod.key} {what.get(reason, f'waits for quota of {queue}')}{separator}{said}")
+    message = f"pod {pod.key} {what.get(reason, f'waits for quota of {queue}')}{separator}{said}"
+    return Cause(reason, message, gpu_class=pod.gpu_class if pod.queue_wait.refusal is not None else None)
 
 
 def _scheduling(pod: Pod) -> Cause | None:
