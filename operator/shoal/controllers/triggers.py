@@ -179,7 +179,8 @@ def connect(parts: Parts) -> None:
 
     # What is no object of the cluster.
     after(parts.state.gpus.changed, parts.classes.on_counts)  # GPUs that nodes offer or pods hold
-    after(parts.backoffs.changed, parts.classes.enqueue_all)  # no further node of a class is expected, or some are
+    # No further node of a class is expected, or some are: the status of the class, and how long clients of Models wait.
+    after(parts.backoffs.changed, parts.classes.enqueue_all, models.enqueue_all)
     after(parts.planner.calibration.overheads_changed, parts.classes.on_counts)  # measured overhead of a class
     after(parts.install.changed, models.enqueue_all, *(streams.follow_all for streams in parts.streams))
     after(parts.transport.changed, models.enqueue_all)  # every engine pod may have to speak otherwise

@@ -68,6 +68,26 @@ def test_at_zero_the_measured_cold_start_is_still_told() -> None:
     assert status(waits, NOW).cold_start_seconds == 292, "the next replica may have to wait for a node"
 
 
+def test_clients_wait_for_no_node_of_a_class_that_gets_none_where_another_class_is_used() -> None:
+    seconds = {"cold_starts": {"l4": 42, "h100": 60}, "node_waits": {"l4": 900, "h100": 120}}
+    both = Placement((VariantPlan("l4", 0, 1, "0"), VariantPlan("h100", 0, 1, "0")), (), 0, "Placed", "none is wanted")
+    asleep = observed(placement=both, wanted=0, deployments=(at(0),), **seconds)
+    assert status(asleep, NOW).cold_start_seconds == 942
+    out = replace(asleep, outages=frozenset({"l4"}))
+    assert status(out, NOW).cold_start_seconds == 180, "l4 has at most GPUs of nodes that exist"
+    alone = observed(placement=ZERO, wanted=0, deployments=(at(0),), cold_starts={"l4": 42}, node_waits={"l4": 900})
+    assert status(replace(alone, outages=frozenset({"l4"})), NOW).cold_start_seconds == 942, (
+        "it asks there all the same"
+    )
+    # With replicas it is the class that the plan has taken, whatever else was used before.
+    left = Excluded("l4", "no stock", "InBackoff")
+    on = replace(ONE, variants=(VariantPlan("h100", 1, 1, "2.49"),), excluded=(left,))
+    wakes = observed(placement=on, wanted=1, deployments=(at(0),), outages=frozenset({"l4"}), **seconds)
+    assert status(wakes, NOW).cold_start_seconds == 180
+    asks = replace(wakes, placement=ONE)
+    assert status(asks, NOW).cold_start_seconds == 942, "the plan waits there for want of another class"
+
+
 def test_waking_is_told_with_how_far_it_is() -> None:
     seen = observed(placement=ONE, wanted=1, scaling=WAKING, deployments=(at(1),), pods=(pod(),))
     assert ready(seen) == ("False", "Waking", f"{WAKING.message}; 0 of 1 replicas ready; 1 scheduled")

@@ -235,6 +235,7 @@ class ModelController:
             tokens=self._state.record(uid).kv_tokens,
             cold_starts=self._cold.of(model),
             node_waits=self._cold.node_waits(model),
+            outages=frozenset(self._state.outages),
             start_stages=self._cold.stages(model),
             canaries={**canaryanswers.stored(model), **self._state.record(uid).canaries},
             stale_signals=self._stale_signals.message(model),

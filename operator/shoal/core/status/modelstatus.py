@@ -154,7 +154,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         capabilities=_capabilities(model, artifact, seen.differences),
         variants=shown,
         replicas=ReplicaCounts(desired=desired, ready=ready),
-        cold_start_seconds=_cold_start(shown),
+        cold_start_seconds=_cold_start(shown, seen.outages),
         prefetch=seen.prefetch,
     )
 
@@ -165,11 +165,14 @@ def _capabilities(model: Model, artifact: ArtifactFacts | None, differences: Eng
     return listed_capabilities(served_model(model.model_copy(update={"status": known}), differences))
 
 
-def _cold_start(shown: Sequence[VariantStatus]) -> int | None:
-    """The longest cold start of the classes in use; at zero of all that were ever used, for clients that wait."""
-    in_use = [v for v in shown if v.desired] or shown
-    known = (v.cold_start_seconds + (v.node_wait_seconds or 0) for v in in_use if v.cold_start_seconds is not None)
-    return max(known, default=None)
+def _cold_start(shown: Sequence[VariantStatus], outages: frozenset[str]) -> int | None:
+    """The longest cold start of the classes in use; at zero of all that were ever used, for clients that wait. At zero
+    the next replica waits for no node of a class in `outages` where there is another class."""
+    in_use = [v for v in shown if v.desired]
+    known = {v.gpu_class: v for v in in_use or shown if v.cold_start_seconds is not None}
+    passed = outages if not in_use and not known.keys() <= outages else frozenset[str]()
+    each = ((v.cold_start_seconds or 0) + (0 if n in passed else v.node_wait_seconds or 0) for n, v in known.items())
+    return max(each, default=None)
 
 
 def _desired(seen: Observed, shown: Sequence[VariantStatus]) -> int:

@@ -53,6 +53,8 @@ class Observed:
     """Class -> seconds from creation to Ready of the last replica."""
     node_waits: Mapping[str, int] = field(default_factory=dict[str, int])
     """Class -> seconds that the next replica may take longer, because it waits for a node that has to be added."""
+    outages: frozenset[str] = frozenset()
+    """Classes of which no further node is expected."""
     start_stages: Mapping[str, ColdStartStatus] = field(default_factory=dict[str, ColdStartStatus])
     """Class -> stages of the last cold starts."""
     canaries: Mapping[str, CanaryAnswers] = field(default_factory=dict[str, CanaryAnswers])
