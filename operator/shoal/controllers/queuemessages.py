@@ -124,6 +124,12 @@ class QueueMessages:
         return found
 
     def _note(self, pod: facts.Pod, wait: QueueWait) -> None:
+        if wait.refusal is not None and not self._autoscaled(pod):
+            wait = replace(wait, refusal=None, refused_at=None)  # the class has the nodes that exist
         if wait != pod.queue_wait:
             self._world.queue_waits[pod.uid] = wait
             self._world.pods.amend(pod.key, pod.uid, lambda found: replace(found, queue_wait=wait))
+
+    def _autoscaled(self, pod: facts.Pod) -> bool:
+        custom = self._world.classes.get(pod.gpu_class or "")
+        return custom is not None and custom.object is not None and custom.object.spec.nodes.autoscaled is not None

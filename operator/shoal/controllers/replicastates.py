@@ -97,7 +97,7 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
         gated=sum((p.gated or _lacks_claim(world, p)) and not p.deleting for p in pods)
         + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
         # A rollout's pod that does not start is no fault of the class.
-        rejected=sum(_rejected(world, p) and not p.deleting for p in pods)
+        rejected=sum(_rejected(p) and not p.deleting for p in pods)
         if deployment.rolled_out and not deployment.replacing
         else 0,
         settled=deployment.rolled_out,
@@ -106,12 +106,9 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
     )
 
 
-def _rejected(world: World, pod: facts.Pod) -> bool:
-    """Whether Kueue has given a pod up since the autoscaler of its class adds no node."""
-    if not pod.gates or pod.queue_wait is None or pod.queue_wait.refusal is None:
-        return False
-    custom = world.classes.get(pod.gpu_class or "")
-    return custom is not None and custom.object is not None and custom.object.spec.nodes.autoscaled is not None
+def _rejected(pod: facts.Pod) -> bool:
+    """Whether Kueue has given a pod up since no node of its class could be had."""
+    return bool(pod.gates) and pod.queue_wait is not None and pod.queue_wait.refusal is not None
 
 
 def _lacks_claim(world: World, pod: facts.Pod) -> bool:

@@ -105,7 +105,8 @@ class QueueWait:
     message: str
     """One line, without the pod and the queue."""
     refusal: NodeRefusal | None = None
-    """Kueue has given up since no node could be had; None: it has not, or for another reason."""
+    """Kueue has given up, since no node could be had of a class to which an autoscaler adds some; None: it has not, or
+    for another reason."""
     refused_at: datetime | None = None
     """When the last request for a node failed."""
 

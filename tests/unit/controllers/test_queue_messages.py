@@ -16,7 +16,7 @@ from shoal.core.podquota import NO_KUEUE, NO_WORKLOAD
 from shoal.kube.errors import Forbidden, KubeError, NotFound
 from shoal.kube.resources import PROVISIONINGREQUESTS, WORKLOADS, WORKLOADS_BETA2, Resource
 from shoal.kube.store import Table
-from tests.support.operators import CONFIG
+from tests.support.operators import CONFIG, gpu_class
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -68,7 +68,9 @@ class Cluster:
 
     def __init__(self, api: Api, *uids: str) -> None:
         self.pods: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda pod: (pod.model_uid,)})
-        world = World(cast("Any", api), CONFIG, "s", cast("Any", None), now=lambda: START + timedelta(minutes=1))
+        self.world = world = World(
+            cast("Any", api), CONFIG, "s", cast("Any", None), now=lambda: START + timedelta(minutes=1)
+        )
         world.pods = self.pods
         for number, uid in enumerate(uids):
             pod = Pod(
@@ -177,9 +179,19 @@ async def test_a_request_that_failed_for_good_says_since_when_no_node_could_be_h
         },
         "status": {"conditions": [failed]},
     }  # fmt: skip
-    cluster = Cluster(Api([[checked_workload("a") | {"spec": {"active": False}}]], requests=[request]), "a")
-    await cluster.reader.check()
-    [wait] = [pod.queue_wait for pod in cluster.pods.values()]
+    api = Api([[checked_workload("a") | {"spec": {"active": False}}]], requests=[request])
+    autoscaled = gpu_class("h100", "H100")
+    autoscaled["metadata"] |= {"uid": "h100", "resourceVersion": "1", "generation": 1}
+    autoscaled["spec"]["nodes"] = {"autoscaled": {"max": 3, "gpusPerNode": 4}}
+    waits: list[Any] = []
+    for classes in ([], [autoscaled]):
+        cluster = Cluster(api, "a")
+        for raw in classes:
+            cluster.world.classes.upsert(raw)
+        await cluster.reader.check()
+        waits += [pod.queue_wait for pod in cluster.pods.values()]
+    other, wait = waits
+    assert (other.reason, other.refusal) == ("AdmissionRejected", None), "no autoscaler adds nodes to the class"
     assert (wait.reason, wait.refusal.reason, wait.refused_at) == (
         "AdmissionRejected", "StockOut", START + timedelta(seconds=9),
     )  # fmt: skip

@@ -7,7 +7,7 @@ that exist are as good as before. What only one Model's replicas show is a backo
 | state of a class | becomes | when |
 |---|---|---|
 | nodes may come | outage, 15 minutes | an autoscaler refuses a replica's node at two looks in a row |
-| nodes may come | outage, 15 minutes from the failure | Kueue has given up a replica, its last request for a node failed |
+| nodes may come | outage, 15 minutes | the last request for a node of a replica failed, and Kueue has given it up |
 | nodes may come | outage, an hour | no node came in twice the provision time, which is not the replica's fault |
 | outage | outage, as long again | its time is over, and a replica that still waits there is refused as before |
 | outage | nodes may come | its time is over; a node came that was not on its way before; the class's spec changed |
