@@ -509,6 +509,27 @@ async def test_a_whole_answer_that_breaks_off_as_its_replica_ends_has_failed_and
         assert it.metric("shoal_gateway_requests_total", outcome=record.data.outcome or "") == 1
 
 
+@pytest.mark.parametrize("envoy", ["leaves before", "is cut off"])
+async def test_a_gateway_that_stops_records_the_answers_that_broke_off_behind_envoy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envoy: str
+) -> None:
+    monkeypatch.setattr("shoal.gateway.dispatch._AGENT_SECONDS", 0.5)
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it, asked_by_proxies(it) as picking:
+        caller = Caller(picking.channel)
+        await caller.stream()
+        await caller.part(1)
+        await caller.told_body()
+        it.hear(1, phase="ready", engine_boot="boot-1")
+        engine.die()  # its agent does not know yet: the gateway waits for its word
+        if envoy == "leaves before":
+            caller.call.cancel()
+        await picking.server.stop(0.1)
+        assert not it.app.in_flight
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens) == ("cancelled", 1)
+
+
 async def test_streams_are_bounded(tmp_path: Path) -> None:
     async with picker(tmp_path, engines=1, most=1) as it:
         first = Caller(it.channel)

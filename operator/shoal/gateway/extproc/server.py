@@ -51,6 +51,8 @@ class ExternalProcessor(ExternalProcessorServicer):
 
     def __init__(self, app: GatewayApp, ready: Callable[[], bool], body_seconds: float) -> None:
         self._app, self._ready, self._body_seconds = app, ready, body_seconds
+        self._running: set[asyncio.Task[None]] = set()
+        """Requests, also those whose Envoy is gone."""
 
     async def Process(self, request_iterator: object, context: Context) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - it reads and writes by its context
         if not self._ready():
@@ -71,6 +73,8 @@ class ExternalProcessor(ExternalProcessorServicer):
 
         exchange = CarriedRequest(self._app, read, write, body_seconds=self._body_seconds)
         work = asyncio.create_task(exchange.run(), name="a request of an Envoy")
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
         try:
             await asyncio.wait((work,))
         except asyncio.CancelledError:
@@ -86,6 +90,11 @@ class ExternalProcessor(ExternalProcessorServicer):
                 log.error("a request of an Envoy failed", **redact.redact_error(error))
         if exchange.unfinished:
             await context.abort(grpc.StatusCode.INTERNAL, "the gateway has given the request up")
+
+    async def wait_ended(self) -> None:
+        """Waits for requests whose Envoy is gone: until then they are not recorded."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=_LEAVE_SECONDS + 1)
 
 
 class ExtProcServer:
@@ -140,9 +149,10 @@ class ExtProcServer:
         log.info("external processing", port=self.port, tls=credentials is not None)
 
     async def stop(self, seconds: float) -> None:
-        """Takes no new requests; those that run get `seconds`."""
+        """Takes no new requests; those that run get `seconds`. Afterwards all of them are recorded."""
         if self._server is not None:
             await self._server.stop(seconds)
+            await self._service.wait_ended()
 
 
 class PortCertificate:
