@@ -20,12 +20,14 @@ MOST_ADAPTERS: Final = 8192
 
 # Values from a peer are bounded before they are used: a message with a value out of bounds is invalid, and the peer's
 # state is then unknown. Sentences for people are cut instead.
-Tally = Annotated[int, Field(ge=0, le=2**53 - 1)]
+MOST_TALLY: Final = 2**53 - 1
+Tally = Annotated[int, Field(ge=0, le=MOST_TALLY)]
 """A count, small enough for sums over all peers and for every JSON parser."""
 Amount = Annotated[int, Field(ge=-(10**30), le=10**30)]
 """Money, in 10^-12 of its currency."""
 Seconds = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-Id = Annotated[str, StringConstraints(max_length=512)]
+LONGEST_ID: Final = 512
+Id = Annotated[str, StringConstraints(max_length=LONGEST_ID)]
 Sentence = Annotated[str, AfterValidator(lambda text: text[:4096])]
 
 RID: Final = r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"

@@ -10,6 +10,7 @@ import orjson
 import structlog
 
 from shoal.api.demand import MOST_GONE, MOST_NAMED, MOST_RECENT, RecentUse, TenantUse
+from shoal.api.replica import MOST_TALLY
 from shoal.core.quota.account import COUNTS, Account
 from shoal.core.quota.gatewayusage import GatewayUsage
 from shoal.core.quota.recent import Recent
@@ -25,6 +26,8 @@ MOST_CHANGED = 5_000
 """Accounts that one message of changes may name, each with 600 bytes at most."""
 MOST_GONE_BYTES: Final = MOST_BYTES // 16
 """Of the first message of a stream, for gateways whose streams to this one have ended."""
+MOST_LOOKED = 20_000
+"""What that part of the message is chosen from, in accounts of such gateways: to look at more would delay requests."""
 SWEPT: Final = 2000
 """Accounts of routes that one sweep looks at: it must not delay requests."""
 NOBODY: Final[Mapping[str, Mapping[str, RecentUse]]] = {}
@@ -280,10 +283,12 @@ class TenantUsageState:
 
     def gone(self, size: int) -> bytes | None:
         """What is known of the last minute at gateways whose streams have ended, by boot id and account, as JSON;
-        None: nothing. Of very much the largest part, in what `size` bytes of accounts leave of a full message."""
+        None: nothing. Of very much the largest part, of the gateways that have ended last, in what `size` bytes of
+        accounts leave of a full message."""
         now = self._clock()
         found: list[tuple[int, int, str, str, GatewayUsage]] = []
         boots = [boot for boot, since in self._disconnected.items() if now - since <= WINDOW_SECONDS + 1]
+        boots = boots[-max(1, MOST_LOOKED // max(1, len(self.accounts))) :]
         if boots:
             for name, account in self.accounts.items():
                 for boot, use in account.peer_usage.of(boots):
@@ -297,7 +302,7 @@ class TenantUsageState:
         left = min(MOST_GONE_BYTES, MOST_BYTES - size)
         rows = dict[str, dict[str, Recent]]()
         for _, _, boot, name, use in found[:MOST_RECENT]:
-            recent = use.recent(now, most)
+            recent = [(age, min(n, MOST_TALLY), min(used, MOST_TALLY)) for age, n, used in use.recent(now, most)]
             left -= len(name) + len(boot) + 12 + len(orjson.dumps(recent))
             if left < 0:
                 break

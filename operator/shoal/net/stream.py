@@ -39,7 +39,7 @@ STEADY_SECONDS: Final = 10.0
 """A stream that was up for so long connects again without delay's growth."""
 LONGEST_MESSAGE: Final = 8 * 1024 * 1024
 """Bytes. A full message of 50,000 Models has less."""
-_BOOT_LETTERS: Final = 512
+BOOT_LETTERS: Final = 512
 STARTS_PER_SECOND: Final = 1000.0
 STARTS_AT_ONCE: Final = 50
 """When more peers than these become known at once, their connections are spread."""
@@ -245,7 +245,7 @@ class Follower(ABC):
             raise StreamBroken("a message is too long")
         try:
             message: Any = orjson.loads(data)
-            boot, seq, content = str(message["boot"])[:_BOOT_LETTERS], int(message["seq"]), message.get(self.field)
+            boot, seq, content = str(message["boot"])[:BOOT_LETTERS], int(message["seq"]), message.get(self.field)
             if full := bool(message.get("full")):
                 self._keep(content or {}, full=True)
                 self._keep_more(message, full=True)

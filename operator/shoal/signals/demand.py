@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 from shoal.api import demand as api
 from shoal.api.meta import JsonObject
 from shoal.api.names import DEMAND_PATH
+from shoal.api.replica import LONGEST_ID
 from shoal.core.routing.canary import CanaryCounts, CanaryHalt
-from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
+from shoal.net.stream import BOOT_LETTERS, Follower, ListenerIdentity, PeerStreams, StreamPeer
 
 Changed = Callable[[str, Collection[str] | None], None]
 """Called with the uid of a gateway's pod, and the uids of the Models whose demand changed there; None: all of them,
@@ -128,15 +129,17 @@ class DemandStream(Follower):
             _require_few(halted)
             found = {at: api.HaltedCanary.model_validate(row) for at, row in halted.items()}
             self.canaries = {at: CanaryHalt(one.reason, one.bad, one.of) for at, one in found.items()}
+        boot = str(message["boot"])[:BOOT_LETTERS]
         if tenants is not None and self._uses is not None:
             _require_few(tenants)
+            _require_short(tenants)
             _require_few_recent(row.get("recent") for row in tenants.values() if row is not None)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
             partial = full and bool(message.get("tenantsPartial"))
             gone = _gone(message.get("tenantsGone") or {}) if full else _NOBODY
-            self._uses(self.peer.uid, str(message["boot"]), uses, full and not partial, partial, gone)
+            self._uses(self.peer.uid, boot, uses, full and not partial, partial, gone)
         if self._counted is not None:
-            self._keep_canaries(message.get("canaryCounts") or {}, str(message["boot"]), self._counted, full=full)
+            self._keep_canaries(message.get("canaryCounts") or {}, boot, self._counted, full=full)
 
     def _keep_canaries(self, rows: JsonObject, boot: str, counted: CanariesCounted, *, full: bool) -> None:
         if full:
@@ -194,6 +197,12 @@ def _require_few(named: Sized) -> None:
     """Raises ValueError where a gateway names more than there can be."""
     if len(named) > api.MOST_NAMED:
         raise ValueError(f"more than {api.MOST_NAMED} are named")
+
+
+def _require_short(named: Collection[str]) -> None:
+    """Raises ValueError where a name is longer than readers take: it may be told to another gateway."""
+    if max(map(len, named), default=0) > LONGEST_ID:
+        raise ValueError(f"a name is longer than {LONGEST_ID} letters")
 
 
 def _require_few_recent(found: Iterable[Sized | None]) -> None:

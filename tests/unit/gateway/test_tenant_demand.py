@@ -252,6 +252,30 @@ def test_what_a_gateway_knows_of_one_that_is_gone_is_told_once_to_one_that_start
     assert "tenantsGone" not in first_message(told)
 
 
+@pytest.mark.parametrize("times", [2, 3000])
+def test_a_gateway_with_wrong_counters_does_not_break_the_streams_of_the_others(times: int):
+    told = DemandState()
+    broken = reader(told.tenants, "broken")
+    for seq in range(times):
+        use = {"epoch": seq, "requests": 1, "tokens": 2**53 - 1, "reservedTokens": 2**53 - 1}
+        message = {"boot": "b" * 600, "seq": seq, "full": not seq, "models": {}, "tenants": {"acme": use}}
+        broken.take(orjson.dumps(message))
+    broken.lose()
+    new = TenantUsageState(boot="new")
+    reader(new).take(orjson.dumps(first_message(told)))
+    account = new.of("acme")
+    account.change(Limits(tokens=10**9))
+    assert account.reserve(time.monotonic(), Cost(1), lambda: ()) is not None, "its use counts, as far as it goes"
+
+
+def test_a_name_that_no_reader_takes_is_not_told_to_others():
+    told = TenantUsageState()
+    broken = reader(told)
+    with pytest.raises(StreamBroken):
+        broken.take(orjson.dumps({"boot": "b", "seq": 0, "full": True, "models": {}, "tenants": {"a" * 513: {}}}))
+    assert not told.accounts
+
+
 def test_nothing_is_told_of_a_gateway_that_is_heard_and_nothing_is_taken_of_one():
     now = 1000.0
     book = TenantUsageState(boot="me", clock=lambda: now)
@@ -288,6 +312,18 @@ def test_of_very_many_accounts_of_gateways_that_are_gone_the_largest_are_told(mo
     rows = orjson.loads(said)["g"]
     assert rows.keys() == {f"t{99 - n}" for n in range(len(rows))}
     assert orjson.loads(book.gone(tenantdemand.MOST_BYTES) or b"") == {}, "the accounts take all of the message"
+
+
+def test_of_very_many_gateways_that_are_gone_those_that_ended_last_are_told(monkeypatch: pytest.MonkeyPatch):
+    book = TenantUsageState(boot="me", clock=lambda: 1000.0)
+    for boot in ("first", "second", "third"):
+        for n in range(2):
+            book.peer_reported(boot, boot, {f"t{each}": TenantUse(requests=n) for each in range(100)})
+        book.peer_lost(boot)
+    monkeypatch.setattr(tenantdemand, "MOST_LOOKED", 200)
+    assert orjson.loads(book.gone(0) or b"").keys() == {"second", "third"}
+    monkeypatch.setattr(tenantdemand, "MOST_LOOKED", 10)
+    assert orjson.loads(book.gone(0) or b"").keys() == {"third"}
 
 
 async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path):
