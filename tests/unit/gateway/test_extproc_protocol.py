@@ -530,6 +530,18 @@ async def test_a_gateway_that_stops_records_the_answers_that_broke_off_behind_en
         assert (record.data.outcome, record.data.output_tokens) == ("cancelled", 1)
 
 
+async def test_a_conversation_that_the_gateway_cannot_read_fails_instead_of_going_on_without_it(tmp_path: Path) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        said = pb.ProcessingRequest()
+        for name, value in {":method": "POST", ":path": "/v1/chat/completions"}.items():
+            said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        hint: Any = said.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+        hint.update({"x-gateway-destination-endpoint-subset": float("inf")})
+        await caller.call.write(said)
+        assert await caller.call.code() == grpc.StatusCode.INTERNAL
+
+
 async def test_streams_are_bounded(tmp_path: Path) -> None:
     async with picker(tmp_path, engines=1, most=1) as it:
         first = Caller(it.channel)

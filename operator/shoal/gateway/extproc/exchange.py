@@ -76,7 +76,7 @@ class CarriedRequest:
         """Envoy has ended the conversation."""
         self._told_all = False
         """Envoy has the end of the answer to the client."""
-        self.unfinished = False
+        self.unfinished = True
         """After `run`: Envoy still waits, for an answer or for the rest of one. If the conversation ended well then, it
         would go on without the gateway, and pass on to the client what comes from the replica."""
         self._error: UpstreamError | None = None
@@ -99,12 +99,13 @@ class CarriedRequest:
         try:
             head = await self._first()
         except Ended:
+            self.unfinished = False
             return
         except TimeoutError:
-            self.unfinished = True
             return
         except ProtocolBroken as broken:
             await self._misunderstood(broken)
+            self.unfinished = False
             return
         self._scope = self._scope_of(head)
         self.subset, self._bodyless = head.subset, head.ended
