@@ -2,6 +2,7 @@
 by case, against the gateway's port; and what a caller that is no Envoy may do to it."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -354,8 +355,8 @@ async def test_a_message_out_of_order_ends_the_request_and_leaves_one_record(tmp
         await caller.picked()
         await caller.call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x")))
         async with asyncio.timeout(20):
-            while await caller.call.read() is not _END:
-                pass
+            await caller.hear()  # the body for the replica
+            assert await caller.call.code() == grpc.StatusCode.INTERNAL
         assert len(await it.it.records()) == 1
 
 
@@ -378,10 +379,14 @@ async def test_a_proxy_that_does_not_say_its_modes_passes_on_no_answer_that_it_d
             await caller.call.write(said)
         await caller.call.done_writing()
         async with asyncio.timeout(20):
-            while (heard := await caller.call.read()) is not _END:
-                assert heard.WhichOneof("response") not in ("response_headers", "response_body")
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while (heard := await caller.call.read()) is not _END:
+                    assert heard.WhichOneof("response") not in ("response_headers", "response_body")
+            code = await caller.call.code()
         (record,) = await it.it.records()
-        assert record.data.outcome == "cancelled"
+        assert (record.data.outcome, code) == (
+            ("failed", grpc.StatusCode.INTERNAL) if shown == "the body" else ("cancelled", grpc.StatusCode.OK)
+        )
     assert ("response_header_mode has to be SEND" in capsys.readouterr().out) is (shown == "the body")
 
 
@@ -540,6 +545,35 @@ async def test_a_conversation_that_the_gateway_cannot_read_fails_instead_of_goin
         hint.update({"x-gateway-destination-endpoint-subset": float("inf")})
         await caller.call.write(said)
         assert await caller.call.code() == grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("wrong", ["the head comes twice", "a number that cannot be read"])
+@pytest.mark.parametrize("when", ["before the answer", "in the midst of the answer"])
+async def test_a_conversation_that_breaks_the_protocol_fails_instead_of_ending_well(
+    tmp_path: Path, wrong: str, when: str
+) -> None:
+    async with picker(tmp_path, engines=1) as it:
+        caller = Caller(it.channel)
+        if when == "before the answer":
+            await caller.ask(STREAM)
+            await caller.picked()
+            await caller.hear()  # the body for the replica
+        else:
+            await caller.stream()
+            await caller.part(1)
+            await caller.told_body()
+        said = pb.ProcessingRequest()
+        if wrong == "the head comes twice":
+            said.request_headers.headers.headers.add(key=":method", raw_value=b"POST")
+        else:
+            said.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+            hint: Any = said.metadata_context.filter_metadata["envoy.lb"]
+            hint.update({"x-gateway-destination-endpoint-served": float("inf")})
+        await caller.call.write(said)
+        async with asyncio.timeout(20):
+            assert await caller.call.code() == grpc.StatusCode.INTERNAL
+        (record,) = await it.it.records()
+        assert record.data.outcome == "failed"
 
 
 async def test_streams_are_bounded(tmp_path: Path) -> None:

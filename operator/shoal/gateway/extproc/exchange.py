@@ -16,6 +16,7 @@ import structlog
 from shoal.api import names
 from shoal.core import admission, extproc
 from shoal.core.extproc import AnswerHead, Conversation, Message, ProtocolBroken, RequestHead, State
+from shoal.gateway import redact
 from shoal.gateway.carrier import CARRIER
 from shoal.gateway.connections import sidecar_error
 from shoal.gateway.extproc.protocol import external_processor_pb2 as pb
@@ -73,7 +74,8 @@ class CarriedRequest:
         self._room = asyncio.Event()
         self._news = asyncio.Event()
         self._over = False
-        """Envoy has ended the conversation."""
+        """Envoy has ended the conversation, or is not understood."""
+        self._not_understood = False
         self._told_all = False
         """Envoy has the end of the answer to the client."""
         self.unfinished = True
@@ -113,7 +115,7 @@ class CarriedRequest:
         try:
             await self._app(self._scope, self._receive, self._send)
         finally:
-            self.unfinished = not self._over and not self._told_all
+            self.unfinished = not self._told_all and (self._not_understood or not self._over)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
@@ -127,6 +129,9 @@ class CarriedRequest:
         if self._talk.answer_comes and self._error is None:
             self.broke_off = True
             self._news.set()
+            return
+        if self._not_understood and self.sent:
+            self._news.set()  # with its error
             return
         gone = self._scope.get(DISCONNECT)
         self._scope[DISCONNECT] = GONE
@@ -180,9 +185,15 @@ class CarriedRequest:
             pass
         except ProtocolBroken as broken:
             log.warning("an Envoy broke the protocol of external processing", problem=str(broken))
-            self._error = ConnectionLost(str(broken))
+            self._give_up(str(broken))
+        except Exception as error:
+            log.error("a message of an Envoy cannot be read", **redact.redact_error(error))
+            self._give_up("a message cannot be read")
         finally:
             self.leave()
+
+    def _give_up(self, why: str) -> None:
+        self._error, self._not_understood = ConnectionLost(why), True
 
     def _heard(self, heard: pb.ProcessingRequest) -> None:
         """Raises ProtocolBroken."""
