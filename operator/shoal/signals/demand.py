@@ -200,7 +200,7 @@ def _require_few(named: Sized) -> None:
 
 
 def _require_short(named: Collection[str]) -> None:
-    """Raises ValueError where a name is longer than readers take: it may be told to another gateway."""
+    """Raises ValueError where a name is longer than readers take: it may be sent on to another gateway."""
     if max(map(len, named), default=0) > LONGEST_ID:
         raise ValueError(f"a name is longer than {LONGEST_ID} letters")
 

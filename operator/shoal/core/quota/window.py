@@ -56,7 +56,8 @@ class Window:
 
     def restore(self, now: float, aged: Iterable[tuple[int, int]]) -> None:
         """Replaces what it has by another window's `aged`, the oldest first. Seconds of two clocks begin at different
-        moments: an amount counts less than 2 s longer than in the other window, and never shorter."""
+        moments: an amount counts less than 2 s longer than in the other window, or, if its age is 0, less than 1 s
+        shorter, but 60 s at least from when it was used."""
         buckets, second = self._buckets, int(now)
         buckets.clear()
         self._sum = 0
