@@ -182,13 +182,15 @@ def test_models_that_change_their_names_or_go_keep_none_behind():
         ("boot", False, READY, False),  # only this gateway does not reach it
         ("boot", False, ReplicaSignal("loading", "boot"), True),
         ("boot", False, ReplicaSignal("ready", "next"), True),
+        ("boot", True, ReplicaSignal("ready", "next"), True),  # the one that has followed it
+        ("boot", False, ReplicaSignal("loading", None), True),
         ("boot", False, None, True),
         ("boot", True, None, False),
         ("boot", True, ReplicaSignal("draining", "boot"), False),
         (None, False, None, False),  # nothing was known of it before either
     ],
 )
-def test_a_replica_has_ended_if_it_takes_no_connection_and_its_agent_agrees(
+def test_a_replica_has_ended_if_its_agent_names_another_engine_or_agrees_that_it_takes_no_connection(
     boot: str | None, answers: bool, signal: ReplicaSignal | None, ended: bool
 ) -> None:
     assert has_ended(boot, answers, signal) is ended

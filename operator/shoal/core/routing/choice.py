@@ -26,10 +26,12 @@ def has_ended(boot: str | None, answers: bool, signal: ReplicaSignal | None) -> 
     connections to it are taken now; `signal`: what its agent says now.
 
     The agent has to agree, if only by the end of its stream: a replica that just this gateway does not reach has not
-    ended."""
-    if boot is None or answers:
+    ended. One whose agent names another engine has, though that takes connections already."""
+    if boot is None:
         return False
-    return signal is None or signal.phase != "ready" or signal.engine_boot != boot
+    if signal is not None and signal.engine_boot is not None and signal.engine_boot != boot:
+        return True
+    return not answers and (signal is None or signal.phase != "ready")
 
 
 class Choice(NamedTuple):
