@@ -32,7 +32,6 @@ Needs 7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -48,16 +47,15 @@ from shoal.runtime import logs
 from tests.bench import replica_adapters
 from tests.bench.cpu_quota import CPUQuota, NoQuota, cpu_quota
 from tests.bench.replica_clients import Answer, Entrance, all_ask, session_of_clients
+from tests.bench.replica_model import make_larger
 from tests.bench.replica_processes import NotStarted
 from tests.bench.replica_routers import ROUTERS, RULES, Fleet, Rule
 from tests.bench.replica_traffic import MOONCAKE, TRAFFIC, Talk, talks_of
-from tests.support.engines import ADMIN_KEY, EngineProcess, Kind, running_engine, sglang_launcher
+from tests.support.engines import ADMIN_KEY, MODEL, EngineProcess, Kind, running_engine, sglang_launcher
 
 ENGINES: Final = 4
 START_SECONDS: Final = 900.0
 MORE: Final = ("--max-running-requests", "16", "--max-queued-requests", "256", "--context-length", "4096")
-COMPUTES: Final = ("--load-format", "dummy", "--json-model-override-args")
-"""Arguments that make another model of the tiny one, with weights that mean nothing."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of an engine's environment."""
 WARM_UP: Final = 1000
@@ -190,12 +188,11 @@ async def measure_all(options: argparse.Namespace, traffics: Sequence[str], fold
         await measure(options, traffic, folder, fleet)
 
 
-def larger_model(options: argparse.Namespace) -> tuple[str, ...]:
-    """Arguments of the engines; none: the tiny model, to which the adapters belong, or the simulator."""
+def sizes_of(options: argparse.Namespace) -> dict[str, int]:
+    """In which the engines' model differs from the tiny one; empty: it is that, or there is the simulator."""
     if options.kind != "sglang" or not options.layers:
-        return ()
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": options.layers}
-    return (*COMPUTES, json.dumps(sizes))
+        return {}
+    return {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": options.layers}
 
 
 def quotas_of(stack: contextlib.ExitStack, cpus: float) -> list[CPUQuota]:
@@ -209,14 +206,23 @@ def quotas_of(stack: contextlib.ExitStack, cpus: float) -> list[CPUQuota]:
 
 def with_engines(options: argparse.Namespace, traffics: Sequence[str], *, tuned: bool) -> None:
     """All rules with these kinds of traffic; `tuned`: on engines with adapters."""
-    arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else larger_model(options)))
+    sizes = sizes_of(options)
+    arguments = (*MORE, *(replica_adapters.arguments(options.slots) if tuned else ()))
     with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
         folder = Path(at)
+        model = make_larger(folder / "model", sizes) if sizes else MODEL
         environment = {**ONE_THREAD, **replica_adapters.logging_of(folder)}
         quotas = quotas_of(stack, options.engine_cpus)
         engines = [
             stack.enter_context(
-                running_engine(options.kind, folder / f"engine-{n}", *arguments, wait=False, environment=environment)
+                running_engine(
+                    options.kind,
+                    folder / f"engine-{n}",
+                    *arguments,
+                    wait=False,
+                    environment=environment,
+                    model=model,
+                )
             )
             for n in range(ENGINES)
         ]
@@ -224,7 +230,7 @@ def with_engines(options: argparse.Namespace, traffics: Sequence[str], *, tuned:
             engine.wait_ready(START_SECONDS)
         for engine, quota in zip(engines, quotas, strict=False):
             quota.take_session(engine.process.pid)
-        adapters = asyncio.run(replica_adapters.published(folder / "adapters", options.slots)) if tuned else None
+        adapters = asyncio.run(replica_adapters.published(folder / "adapters", options.slots, model)) if tuned else None
         asyncio.run(measure_all(options, traffics, folder, Fleet(engines, adapters)))
 
 
@@ -258,7 +264,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--system-words", type=int, default=300)
     parser.add_argument("--slots", type=int, default=8, help="of an engine, for adapters")
     parser.add_argument("--engine-cpus", type=float, default=0.4, help="what one engine has at most; 0: no bound")
-    parser.add_argument("--layers", type=int, default=4, help="of the model; 0: the tiny model, as with adapters")
+    parser.add_argument("--layers", type=int, default=4, help="of the model; 0: the tiny model")
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args(arguments)

@@ -118,9 +118,9 @@ def short_name(number: int) -> str:
     return f"a{number}"
 
 
-async def published(folder: Path, slots: int) -> Adapters:
-    """Makes the adapters in `folder`. They share their weights, which routing does not look at."""
-    weights = await asyncio.to_thread(make_adapter, folder / "weights", seed=1)
+async def published(folder: Path, slots: int, model: Path) -> Adapters:
+    """Makes the adapters of the model in `folder`. They share their weights, which routing does not look at."""
+    weights = await asyncio.to_thread(make_adapter, folder / "weights", seed=1, base=model)
     config = json.loads((weights / "adapter_config.json").read_text())
     digests: dict[str, str] = {}
     for number in range(ADAPTERS):

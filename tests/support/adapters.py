@@ -40,7 +40,7 @@ def make_adapter(
     tensors: dict[str, tuple[list[int], array[float]]] = {}
     for layer in range(dims["num_hidden_layers"] if layers is None else layers):
         for module in modules:
-            reads, writes = {**_widths(dims), **(widths or {})}[module]
+            reads, writes = {**layer_widths(dims), **(widths or {})}[module]
             part = "self_attn" if module[0] in "qkvo" else "mlp"
             name = f"base_model.model.model.layers.{layer}.{part}.{module}"
             for letter, shape in (("A", [rank, reads]), ("B", [writes, rank])):
@@ -65,7 +65,8 @@ def make_adapter(
     return folder
 
 
-def _widths(dims: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def layer_widths(dims: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """What each linear layer of a model with this config.json reads and writes."""
     hidden, ffn, head = dims["hidden_size"], dims["intermediate_size"], dims["head_dim"]
     query, key = dims["num_attention_heads"] * head, dims["num_key_value_heads"] * head
     return {
