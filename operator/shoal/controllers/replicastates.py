@@ -88,6 +88,9 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
 
 def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.Pod]) -> ReplicaState:
     alive = sum(not p.deleting for p in pods)
+    # A rollout's pod that does not start is no fault of the class.
+    refusals = {p.name: r.message for p in pods if not p.deleting and (r := _rejection(p)) is not None}
+    rejected = refusals if deployment.rolled_out and not deployment.replacing else {}
     return ReplicaState(
         replicas=deployment.replicas,
         gpus=deployment.gpus_per_replica,
@@ -96,19 +99,17 @@ def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.
         # Refused pods do not exist: they are what the Deployment lacks.
         gated=sum((p.gated or _lacks_claim(world, p)) and not p.deleting for p in pods)
         + (max(0, deployment.replicas - alive) if deployment.refused and refusal(deployment.refused) else 0),
-        # A rollout's pod that does not start is no fault of the class.
-        rejected=sum(_rejected(p) and not p.deleting for p in pods)
-        if deployment.rolled_out and not deployment.replacing
-        else 0,
+        rejected=len(rejected),
+        rejection=rejected[min(rejected)] if rejected else "",
         settled=deployment.rolled_out,
         announced=sum(p.node_announced and p.node is None and not p.deleting for p in pods),
         keeps=next((p.keeps for p in sorted(pods, key=lambda p: p.name) if p.keeps and p.node and not p.deleting), ""),
     )
 
 
-def _rejected(pod: facts.Pod) -> bool:
-    """Whether Kueue has given a pod up since no node of its class could be had."""
-    return bool(pod.gates) and pod.queue_wait is not None and pod.queue_wait.refusal is not None
+def _rejection(pod: facts.Pod) -> facts.NodeRefusal | None:
+    """Why Kueue has given a pod up, where no node of its class could be had."""
+    return pod.queue_wait.refusal if pod.gates and pod.queue_wait is not None else None
 
 
 def _lacks_claim(world: World, pod: facts.Pod) -> bool:

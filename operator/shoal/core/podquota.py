@@ -174,7 +174,7 @@ def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[P
     if found is None:
         return QueueWait(reasons.QUOTA_WAIT, NO_WORKLOAD)
     if not found.active:
-        said = f"{_gave_up(found, requests)}; delete the pod to ask again"
+        said = _gave_up(found, requests)
         request = _last(found, requests)
         refused = _no_nodes(request) if request is not None else None
         at = request.failed if request is not None and refused is not None else None

@@ -214,4 +214,5 @@ def test_what_kueue_asked_for_in_vain_is_known_of_the_class_before_the_plan_move
     fleet.world.pods.amend("chat/p-a", "p-a", lambda found: replace(found, queue_wait=wait))
     assert [each.reason for each in fleet.state.outages.values()] == ["StockOut"]
     assert fleet.state.outages["spot"].until == START + timedelta(seconds=920)
-    assert fleet.state.replica_states("a")["spot"].rejected == 1
+    found = fleet.state.replica_states("a")["spot"]
+    assert (found.rejected, found.rejection) == (1, "ProvisioningRequest chat/a: Failed, no stock")

@@ -180,15 +180,15 @@ def test_a_replica_that_never_gets_ready_and_says_nothing_is_for_a_person_once_e
     assert tried.reason == "EngineFailed"
 
 
-def test_a_replica_that_got_no_node_is_for_a_person_only_where_no_other_class_is_left() -> None:
+def test_a_replica_that_got_no_node_is_for_no_person_since_it_asks_again() -> None:
     refused = NodeRefusal("StockOut", "no stock", everyone=True, repeated=True)
-    wait = QueueWait("AdmissionRejected", "no stock; delete the pod to ask again", refused, NOW)
+    wait = QueueWait("AdmissionRejected", "no stock", refused, NOW)
     gated = pod(gates=("kueue.x-k8s.io/admission",), queue="serving", queue_managed=True, queue_wait=wait)
     gone = replace(gated, node=None)
     seen = observed(placement=ONE, wanted=1, deployments=(at(1),), pods=(gone,), untried=frozenset({"l4", "h100"}))
     assert ready(seen)[1] == "AdmissionRejected"
-    assert says(seen, "Stalled") is None, "it is about to go to another class, and requests are worth holding"
-    assert says(replace(seen, untried=frozenset({"h100"})), "Stalled") is not None, "the plan left it there"
+    assert says(seen, "Stalled") is None, "it is about to go to another class"
+    assert says(replace(seen, untried=frozenset({"h100"})), "Stalled") is None, "a new pod asks when nodes are expected"
     by_hand = replace(gone, queue_wait=QueueWait("AdmissionRejected", "its Workload is deactivated"))
     assert says(replace(seen, pods=(by_hand,)), "Stalled") is not None
 

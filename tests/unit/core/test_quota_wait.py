@@ -260,17 +260,17 @@ def test_what_kueue_has_given_up_waits_for_a_person() -> None:
     gone = queue_wait("p", [checked(conditions=conditions, active=False)], [request(Failed=("True", "no stock"))])
     assert gone.reason == "AdmissionRejected"
     assert gone.message == (
-        "The workload is deactivated due to nodes (ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock); "
-        "delete the pod to ask again"
+        "The workload is deactivated due to nodes (ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock)"
     )
     cause = diagnose([gated(queue_wait=gone)])
     assert cause is not None
+    assert cause.message.endswith("Failed, no stock); delete the pod to ask again")
     assert cause.waits_for_a_person
     waits = quota_wait([gated(queue_wait=gone)], [deployment()])
     assert waits is not None
     assert (waits.status, waits.reason) == ("True", "AdmissionRejected")
     by_hand = queue_wait("p", [Workload(("p",), {}, active=False)])
-    assert by_hand.message == "its Workload is deactivated; delete the pod to ask again"
+    assert by_hand.message == "its Workload is deactivated"
 
 
 # --- a request for nodes that failed for good: an outage of the class, not a quota -----------------------------------
@@ -459,3 +459,58 @@ def test_a_replica_that_gets_no_node_and_has_no_other_class_stays_and_takes_no_g
         assert [(v.gpu_class, v.replicas) for v in found[low.uid].variants if v.replicas] == [("l4", 1)]
     both_out = demand("chat/a", L4, H100, replica_states={"l4": rejected()})
     assert placed(both_out, coming("l4", 3, outage=WHY), coming("h100", 3, outage=WHY)) == {"l4": 1}
+
+
+NO_NODE = "Kueue got no node there: ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock in zone a"
+
+
+def test_a_replica_that_gets_no_node_names_the_failed_request_and_does_not_wait_for_quota() -> None:
+    said = given_up()
+    assert said.refusal is not None
+    state = replace(rejected(), rejection=said.refusal.message)
+    model = demand("chat/a", L4, replica_states={"l4": state})
+    found = plan([model], [coming("l4", 3, outage=WHY)])[model.uid]
+    assert found.message == f"1 on l4 takes no GPU: {NO_NODE}; a new pod asks again once nodes are expected there"
+    two = replace(model, wanted=2, replica_states={"l4": replace(state, replicas=2, pods=2, gated=2)})
+    message = plan([two], [coming("l4", 3, outage=WHY)])[model.uid].message
+    assert message.startswith("1 on l4 waits for quota and takes no GPU until then; 1 on l4 takes no GPU: Kueue got no")
+    cause = diagnose([gated(queue_wait=said)])
+    assert cause is not None
+    assert cause.message.endswith("no stock in zone a); a new pod asks again once nodes of h100 are expected")
+    assert not cause.waits_for_a_person
+
+
+def test_a_replica_that_got_no_node_asks_again_on_its_only_class_when_the_outage_is_over() -> None:
+    """Kueue asks for no other node for a pod that it has given up. The pod stood there until a person deleted it."""
+    fails = replace(rejected(), rejection="ProvisioningRequest ns/pod-p-nodes-1: Failed, no stock in zone a")
+
+    def planned(
+        state: ReplicaState, outage: str = "", backoffs: dict[str, str] | None = None
+    ) -> tuple[list[tuple[str, int]], str, str]:
+        model = demand("chat/a", L4, priority=100, replica_states={"l4": state}, backoffs=backoffs or {})
+        low = demand("chat/low", L4, replica_states={"l4": ReplicaState(1, 1, {"l4-0": Held(1, 1)}, pods=1)})
+        found = plan([model, low], [replace(supply("l4", 0, of=1), coming=1, coming_gpus=1, outage=outage)])
+        assert sum(v.replicas for v in found[low.uid].variants) == 1, "no GPU is taken for it"
+        mine = found[model.uid]
+        return [(v.gpu_class, v.replicas) for v in mine.variants], mine.reason, mine.message
+
+    assert planned(fails, outage=WHY)[0] == [("l4", 1)]
+    assert planned(fails, backoffs={"l4": WHY})[0] == [("l4", 1)]
+    again = f"1 on l4: {NO_NODE}; nodes are expected again, so a new pod asks for them"
+    assert planned(fails) == ([("l4", 0)], "Pending", again), "the Deployment stays, without its pod"
+    going = replace(fails, replicas=0)
+    assert planned(going) == ([("l4", 0)], "Pending", again), "until the Deployment controller has deleted the pod"
+    assert planned(ReplicaState(0, 1, {}, pods=0))[0] == [("l4", 1)], "and a new pod asks"
+
+
+def test_of_replicas_that_serve_or_wait_for_quota_none_goes_when_another_asks_again() -> None:
+    full = replace(supply("l4", 0, of=1), coming=3, coming_gpus=1)
+    serves = ReplicaState(3, 1, {"l4-0": Held(1, 1)}, pods=3, gated=2, rejected=1)
+    model = demand("chat/a", L4, wanted=4, replica_states={"l4": serves})
+    assert placed(model, full) == {"l4": 2}
+    shrunk = replace(serves, replicas=2)
+    assert placed(replace(model, replica_states={"l4": shrunk}), full) == {"l4": 2}, (
+        "a further replica would keep the pod that gets no node"
+    )
+    gone = replace(serves, replicas=2, pods=2, gated=1, rejected=0)
+    assert placed(replace(model, replica_states={"l4": gone}), full) == {"l4": 4}

@@ -162,7 +162,7 @@ REASONS: Final[Mapping[str, LayerAdvice]] = {
     ),
     r.ADMISSION_REJECTED: _fault(
         _CONTROL,
-        "See to what rejected it, such as stock or a limit of the autoscaler; then delete the pod to ask again.",
+        "See to what rejected it, such as stock or a limit of an autoscaler; then delete the pod to ask again at once.",
     ),
     r.ADMITTED: _fine(_CONTROL),
     r.QUEUE_IGNORED: _note(

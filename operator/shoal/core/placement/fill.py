@@ -168,21 +168,37 @@ def _hold_back(plan: ModelPlan, left: int) -> int:
 
 def _leave_rejected(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
     """Places replicas on other classes while there are some that got no node of an autoscaler, as Kueue says. What
-    finds no place stays where it is, without GPUs, as replicas that wait for quota."""
+    finds no place stays where it is, without GPUs, as replicas that wait for quota.
+
+    Kueue asks for no other node for such a pod. So once nodes are expected again on its class, the Deployment shrinks
+    by these pods, and the plan after that requests the replicas anew, whose pods ask again. Until the pods are gone, no
+    replica is requested there: the Deployment would keep a pod that gets no node."""
     states = plan.demand.replica_states
-    rejected = frozenset(name for name, state in states.items() if state.rejected and state.held_back)
+    expected = frozenset(
+        name
+        for name, state in states.items()
+        if state.rejected
+        and name not in plan.demand.backoffs
+        and (capacity := capacities.get(name)) is not None
+        and not capacity.supply.outage
+    )
+    rejected = expected | {name for name, state in states.items() if state.rejected and state.held_back}
     if not left or not rejected:
         return left
     plan.passed_over = rejected
     left, _ = _place(plan, capacities, left)
     plan.passed_over = frozenset()
     for candidate in plan.order:
-        if candidate.gpu_class in rejected:
-            state = states[candidate.gpu_class]
-            rest = state.held_back - plan.gated.get(candidate.gpu_class, 0)
+        name = candidate.gpu_class
+        if left and name in expected and plan.may_have_more(candidate):
+            plan.asking_again = {name: left}
+            return 0
+        if name in rejected:
+            state = states[name]
+            rest = state.held_back - plan.gated.get(name, 0)
             stays = min(left, state.rejected, rest, plan.may_have_more(candidate))
             if stays > 0:
-                plan.hold_back(candidate.gpu_class, stays)
+                plan.reject(name, stays)
                 left -= stays
     return left
 

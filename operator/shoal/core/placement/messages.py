@@ -60,7 +60,8 @@ class PlacementMessages:
             replicas = plan.replicas(name)
             there = states.get(name)
             # At zero replicas the empty Deployment stays: a wake is faster when it exists.
-            if not replicas and (there is None or (not there.by_node and plan.demand.wanted)):
+            unused = there is None or (not there.by_node and plan.demand.wanted)
+            if not replicas and unused and name not in plan.asking_again:
                 continue
             capacity = self._capacities.get(name)
             gone = () if plan.unchanged else leaving(plan, name, capacity)
@@ -154,6 +155,9 @@ class PlacementMessages:
             return self._fits_nowhere(plan, placed)
         if plan.missing:
             return self._no_capacity(plan, placed)
+        if plan.asking_again:
+            text = phrases.asks_again(plan)
+            return reasons.PENDING, f"{text}; placed: {placed}" if placed else text
         if plan.waiting:
             text = self._waits(plan)
             return reasons.DRAINING_OTHERS, f"{text}; placed: {placed}" if placed else text

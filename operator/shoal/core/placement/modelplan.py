@@ -47,9 +47,9 @@ class ModelPlan:
     """Mutable; lives for one call of the planner."""
 
     __slots__ = (
-        "_order", "adding", "demand", "evicted", "evicted_by", "evicts", "gated", "held", "kept", "missing",
-        "moving_from", "moving_to", "passed_over", "relocated", "replacing", "requested", "stock", "unchanged",
-        "unhealthy", "waiting", "yielding",
+        "_order", "adding", "asking_again", "demand", "evicted", "evicted_by", "evicts", "gated", "held", "kept",
+        "missing", "moving_from", "moving_to", "passed_over", "rejected", "relocated", "replacing", "requested",
+        "stock", "unchanged", "unhealthy", "waiting", "yielding",
     )  # fmt: skip
 
     def __init__(self, demand: Demand) -> None:
@@ -77,6 +77,10 @@ class ModelPlan:
         """Of `requested`: replicas that wait for a node of an autoscaler."""
         self.gated: dict[str, int] = _EMPTY
         """Class -> replicas that a quota holds back. They take no GPUs in this plan."""
+        self.rejected: dict[str, int] = _EMPTY
+        """Of `gated`: replicas that have quota, and for which Kueue got no node."""
+        self.asking_again: dict[str, int] = _EMPTY
+        """Class -> replicas that are not requested until the pods are gone there for which Kueue got no node."""
         self.held: dict[str, int] = _EMPTY
         """Class -> replicas that go as soon as others are ready in their place."""
         self.missing = 0
@@ -117,6 +121,13 @@ class ModelPlan:
         if self.gated is _EMPTY:
             self.gated = {}
         self.gated[gpu_class] = self.gated.get(gpu_class, 0) + replicas
+
+    def reject(self, gpu_class: str, replicas: int) -> None:
+        """Counts replicas for which Kueue got no node."""
+        self.hold_back(gpu_class, replicas)
+        if self.rejected is _EMPTY:
+            self.rejected = {}
+        self.rejected[gpu_class] = replicas
 
     def evict(self, gpu_class: str, node: str, winner: Demand) -> None:
         """Takes away one replica."""

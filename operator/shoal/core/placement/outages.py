@@ -12,7 +12,8 @@ that exist are as good as before. What only one Model's replicas show is a backo
 | outage | outage, as long again | its time is over, and a replica that still waits there is refused as before |
 | outage | nodes may come | its time is over; a node came that was not on its way before; the class's spec changed |
 
-A replica to which a node was announced keeps its place in an outage. A Model that has no other class does too.
+A replica to which a node was announced keeps its place in an outage. A Model that has no other class does too. A
+replica that Kueue has given up asks for no node, so its pod is made anew when the outage is over (`fill.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping

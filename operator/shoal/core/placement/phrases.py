@@ -61,14 +61,31 @@ def waits_for_nodes(plan: ModelPlan) -> str:
 
 
 def held_back(plan: ModelPlan) -> str:
-    """Replicas that a quota holds back, of a plan that has such."""
-    parts = [f"{n} on {name}" for name, n in sorted(plan.gated.items())]
-    verb = "wait" if sum(plan.gated.values()) > 1 else "waits"
-    return (
-        f"{' and '.join(parts)} {verb} for quota and takes no GPU until then"
-        if verb == "waits"
-        else (f"{' and '.join(parts)} wait for quota and take no GPUs until then")
+    """Replicas that a quota holds back, and those for which Kueue got no node, of a plan that has such."""
+    found: list[str] = []
+    queued = {name: n - plan.rejected.get(name, 0) for name, n in sorted(plan.gated.items())}
+    if parts := [f"{n} on {name}" for name, n in queued.items() if n]:
+        what = "wait for quota and take no GPUs" if sum(queued.values()) > 1 else "waits for quota and takes no GPU"
+        found.append(f"{' and '.join(parts)} {what} until then")
+    found += [
+        f"{n} on {name} {'take no GPUs' if n > 1 else 'takes no GPU'}: {_no_node(plan, name)}; a new pod asks again "
+        "once nodes are expected there"
+        for name, n in sorted(plan.rejected.items())
+    ]
+    return "; ".join(found)
+
+
+def asks_again(plan: ModelPlan) -> str:
+    """Replicas whose pods are made anew since Kueue got no node for them, of a plan that has such."""
+    return "; ".join(
+        f"{n} on {name}: {_no_node(plan, name)}; nodes are expected again, so "
+        f"{'new pods ask' if n > 1 else 'a new pod asks'} for them"
+        for name, n in sorted(plan.asking_again.items())
     )
+
+
+def _no_node(plan: ModelPlan, gpu_class: str) -> str:
+    return f"Kueue got no node there: {plan.demand.replica_states[gpu_class].rejection}"
 
 
 def gpus(count: int) -> str:

@@ -78,6 +78,8 @@ class ReplicaState:
     them."""
     rejected: int = 0
     """Of `gated`: pods that Kueue does not admit any more, since no node that an autoscaler adds could be had."""
+    rejection: str = ""
+    """Why no node could be had for one of them: the ProvisioningRequest, with the autoscaler's words."""
     settled: bool = True
     """No rollout is under way. A Model with a rollout is not moved."""
     announced: int = 0

@@ -47,11 +47,13 @@ class Cause:
     """The replica served before, and is restarting."""
     gpu_class: str | None = None
     """The class, if another class may help: the engine exits, or no node of the class could be had."""
+    asks_again: bool = False
+    """The plan makes the pod anew after a while."""
 
     @property
     def waits_for_a_person(self) -> bool:
         """Retrying does not help. A source that cannot be reached, or a full cluster, may change without a person."""
-        return self.reason in _PERMANENT and not self.recovers
+        return self.reason in _PERMANENT and not (self.recovers or self.asks_again)
 
 
 def diagnose(pods: Iterable[Pod]) -> Cause | None:
@@ -149,7 +151,12 @@ def _gate(pod: Pod) -> Cause | None:
     reason, said = pod.queue_wait.reason, pod.queue_wait.message
     separator = " " if reason == reasons.ADMISSION_CHECK else ": "
     message = f"pod {pod.key} {what.get(reason, f'waits for quota of {queue}')}{separator}{said}"
-    return Cause(reason, message, gpu_class=pod.gpu_class if pod.queue_wait.refusal is not None else None)
+    if pod.queue_wait.refusal is not None:
+        again = f"; a new pod asks again once nodes of {pod.gpu_class} are expected"
+        return Cause(reason, message + again, gpu_class=pod.gpu_class, asks_again=True)
+    if reason == reasons.ADMISSION_REJECTED:
+        message += "; delete the pod to ask again"
+    return Cause(reason, message)
 
 
 def _scheduling(pod: Pod) -> Cause | None:
