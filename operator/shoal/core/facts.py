@@ -122,6 +122,8 @@ class AutoscalerNews:
     """It has announced a node, and has not failed since."""
     late: bool = False
     """That node should be there by now."""
+    last_announced: datetime | None = None
+    """When it announced a node last, also one that it failed to bring; None: it has announced none."""
 
 
 @dataclass(frozen=True, slots=True)

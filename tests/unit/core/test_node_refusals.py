@@ -137,6 +137,28 @@ def test_a_refusal_is_believed_at_the_second_look_and_not_after_an_announcement(
     assert fourth.refusal == replace(REFUSED, repeated=False), "it begins anew"
 
 
+def test_an_announcement_between_two_refusals_begins_the_count_anew() -> None:
+    """The autoscaler still tries, and each look saw only that it had just failed."""
+    backoff = f"{AFFINITY}, 1 in backoff after failed scale-up"
+    first = look(AutoscalerNews(), not_triggered(backoff, 5), seconds=10)
+    tried = replace(TRIGGERED, at=NOW + timedelta(seconds=20))
+    second = look(first, tried, not_triggered(backoff, 35), seconds=40)
+    assert second.refusal is not None
+    assert not second.refusal.repeated, "a scale-up began between the two refusals"
+    third = look(second, tried, not_triggered(backoff, 65), seconds=70)
+    assert third.refusal is not None
+    assert third.refusal.repeated, "no node was announced since the last look"
+    # Karpenter announces the next NodeClaim, which has no capacity either.
+    stock_out = look(AutoscalerNews(), NOMINATED, NO_STOCK, seconds=10)
+    again = replace(NOMINATED, at=NOW + timedelta(seconds=15)), replace(NO_STOCK, at=NOW + timedelta(seconds=17))
+    other = look(stock_out, NOMINATED, NO_STOCK, *again, seconds=40)
+    assert other.refusal is not None
+    assert not other.refusal.repeated
+    last = look(other, NOMINATED, NO_STOCK, *again, seconds=70)
+    assert last.refusal is not None
+    assert last.refusal.repeated
+
+
 def test_an_announced_node_is_late_after_its_time() -> None:
     assert look(AutoscalerNews(), NOMINATED, seconds=30).announced
     assert look(AutoscalerNews(), NOMINATED, seconds=606).late

@@ -11,7 +11,7 @@ A refusal is what an autoscaler says when it adds no node for the pod, and is no
 | silent | nothing | the wait for twice the class's provision time |
 | announced | a node is coming | the same wait; it keeps its place while the class gets no further nodes |
 | refused | a known text that is final for the pod, from each autoscaler that speaks of it | another look |
-| refused again | the same at the next look, half a minute later | the wait is over |
+| refused again | the same at the next look, half a minute later, and no announcement between | the wait is over |
 | unclear | any other text | as silent |
 """
 
@@ -134,11 +134,15 @@ def news(
 ) -> AutoscalerNews:
     """What an autoscaler says of a pod at this look. `before`: at the last one; the same refusal twice is believed.
 
+    An autoscaler that announced a node between the two looks, and then failed, still tries: the count begins anew.
+
     `events`: as of `last_event`.
     """
     said = [event for event in events if event.controller in _CONTROLLERS and event.message]
     refused = refusal(said)
-    if refused is not None and before.refusal is not None:
+    last_announced = max((event.at or _NEVER for event in said if event.reason in _ANNOUNCES), default=None)
+    tried = last_announced is not None and last_announced > (before.last_announced or _NEVER)
+    if refused is not None and before.refusal is not None and not tried:
         refused = replace(refused, repeated=True)
     announced = refused is None and any(_announces(of) for of in _by_controller(said))
     return AutoscalerNews(
@@ -146,6 +150,7 @@ def news(
         refused,
         announced,
         announced and _late(said, now, provision_seconds),
+        last_announced,
     )
 
 
