@@ -5,6 +5,7 @@ made."""
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 import structlog
@@ -26,6 +27,8 @@ CHECK_SECONDS: Final = 5.0
 WAITS_SECONDS: Final = 10.0
 """Age of a pod from which on its events are read: an autoscaler needs a moment to say something."""
 AGAIN_SECONDS: Final = 30.0
+STALE_SECONDS: Final = 120.0
+"""Seconds without its events after which a refusal counts no more: each look renews an outage by it."""
 MOST_AT_ONCE: Final = 20
 """Pods whose events are read in one check. Those of the others are read in the next ones."""
 _TIMEOUT_SECONDS: Final = 10.0
@@ -40,6 +43,8 @@ class PendingPodEvents:
         self._world, self._state, self._cold = world, state, cold
         self._read_at: dict[str, float] = {}
         """Uid of a pod -> time of the event loop."""
+        self._answered: dict[str, datetime] = {}
+        """Uid of a pod -> when its events were last read without an error."""
         self._claim_events: list[PodEvent] | None = None
         """Of all NodeClaims, read once in a check; None: not read in this one."""
 
@@ -54,6 +59,7 @@ class PendingPodEvents:
         now, self._claim_events = asyncio.get_running_loop().time(), None
         waiting = self._waiting()
         self._read_at = {pod.uid: self._read_at[pod.uid] for pod in waiting if pod.uid in self._read_at}
+        self._answered = {pod.uid: self._answered[pod.uid] for pod in waiting if pod.uid in self._answered}
         due = [pod for pod in waiting if now - self._read_at.get(pod.uid, now - AGAIN_SECONDS) >= AGAIN_SECONDS]
         for pod in sorted(due, key=lambda pod: self._read_at.get(pod.uid, 0.0))[:MOST_AT_ONCE]:
             self._read_at[pod.uid] = now
@@ -62,9 +68,13 @@ class PendingPodEvents:
                     await self._read(pod)
             except (KubeError, TimeoutError) as error:
                 log.info("events of a pending pod not read", pod=pod.key, error=str(error) or type(error).__name__)
+                self._drop_stale(pod)
             except Exception:
                 # What one namespace's events contain must not end the operator.
                 log.exception("events of a pending pod not understood", pod=pod.key)
+                self._drop_stale(pod)
+            else:
+                self._answered[pod.uid] = self._world.now()
 
     def _waiting(self) -> list[facts.Pod]:
         found: list[facts.Pod] = []
@@ -90,12 +100,23 @@ class PendingPodEvents:
             provision_seconds=self._cold.provision_seconds(pod.gpu_class or ""),
         )
         if found != before:
-            self._world.autoscaler_news[pod.uid] = found
-            self._world.pods.amend(pod.key, pod.uid, lambda pod: pod.with_news(found))
+            self._note(pod, found)
         refusal = claim_refusal(events) if pod.lacks_claim else None
         if refusal is not None and refusal != pod.claim_refusal:
             self._world.claim_refusals[pod.uid] = refusal
             self._world.pods.amend(pod.key, pod.uid, lambda found: _refused(found, refusal))
+
+    def _note(self, pod: facts.Pod, found: AutoscalerNews) -> None:
+        self._world.autoscaler_news[pod.uid] = found
+        self._world.pods.amend(pod.key, pod.uid, lambda pod: pod.with_news(found))
+
+    def _drop_stale(self, pod: facts.Pod) -> None:
+        """Forgets a refusal that nobody has seen for long. What was announced stays: it is late after its time."""
+        before, answered = self._world.autoscaler_news.get(pod.uid), self._answered.get(pod.uid)
+        if before is None or before.refusal is None:
+            return
+        if answered is None or (self._world.now() - answered).total_seconds() >= STALE_SECONDS:
+            self._note(pod, replace(before, refusal=None))
 
     async def _events(self, namespace: str, selector: str) -> list[PodEvent]:
         # One page only: users who may write events in the namespace must not keep the operator busy.

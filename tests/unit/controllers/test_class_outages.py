@@ -17,6 +17,7 @@ from shoal.controllers.state import FleetState
 from shoal.controllers.world import World
 from shoal.core.facts import NodeRefusal, QueueWait
 from shoal.core.status import gpuclassstatus
+from shoal.kube.errors import KubeError
 from tests.support.operators import CONFIG, gpu_class, model
 from tests.support.owners import LabelsSuffice
 
@@ -33,6 +34,7 @@ class Events:
 
     def __init__(self) -> None:
         self.of: dict[str, list[JsonObject]] = {}
+        self.fails: KubeError | None = None
 
     def say(self, uid: str, reason: str, note: str, seconds: int) -> None:
         at = f"{START + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
@@ -40,6 +42,9 @@ class Events:
         self.of.setdefault(uid, []).append(event | {"deprecatedLastTimestamp": at})
 
     async def list_pages(self, _: Any, *, field_selector: str, **__: Any) -> Any:
+        if self.fails is not None:
+            raise self.fails
+
         class Page:
             items = self.of.get(field_selector.removeprefix("regarding.uid="), [])
 
@@ -145,6 +150,23 @@ async def test_a_scale_up_that_begins_after_all_is_waited_for() -> None:
     events.say("p-a", "TriggeredScaleUp", "pod triggered scale-up: [{spot 2->3 (max: 3)}]", 20)
     assert await fleet.look(40) == {}
     assert await fleet.look(70) == {}
+
+
+async def test_an_outage_ends_after_its_time_while_events_cannot_be_read() -> None:
+    """What was read last would renew it each time."""
+    events = Events()
+    events.say("p-a", "NotTriggerScaleUp", LIMITS, 5)
+    fleet = Fleet(events, models="a")
+    await fleet.look(10)
+    assert await fleet.look(40) == {"spot": WHY}
+    events.fails = KubeError("events is forbidden")
+    assert await fleet.look(70) == {"spot": WHY}
+    await fleet.look(200)
+    assert await fleet.look(945) == {}, "its time is over, and nothing new was seen"
+    # When they can be read again, what they say counts as at first.
+    events.fails = None
+    assert await fleet.look(975) == {}
+    assert list(await fleet.look(1005)) == ["spot"]
 
 
 async def test_the_operator_that_leads_next_does_not_wait_anew() -> None:
