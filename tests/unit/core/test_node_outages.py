@@ -222,3 +222,22 @@ def test_a_model_that_finds_no_room_is_told_that_no_node_is_expected() -> None:
     found = one(demand("chat/a", L4, wanted=4), OUT_OF_STOCK)
     assert (by_class(found), found.missing) == ({"l4-24gb": 3}, 1)
     assert f"no node is expected: {WHY}" in found.message
+
+
+def test_a_replica_waits_through_an_outage_before_it_gets_a_node_of_a_class_where_its_engine_crashes() -> None:
+    """The wait costs nothing. On a new node the engine would most likely crash again."""
+    crashed = {"h100-80gb": "the engine of a replica there ended 3 times with exit code 1"}
+    model = demand("chat/a", L4, H100, priority=10, backoffs=crashed)
+    assert by_class(one(model, OUT_OF_STOCK, coming("h100-80gb", 3))) == {"l4-24gb": 1}
+    assert by_class(one(model, coming("h100-80gb", 3))) == {"h100-80gb": 1}, "it is the last choice, and the only one"
+    both_out = one(model, OUT_OF_STOCK, coming("h100-80gb", 3, outage=WHY))
+    assert by_class(both_out) == {"l4-24gb": 1}
+    # Nobody loses a GPU for an engine that crashes while a node may come.
+    low = demand("chat/low", H100, standing={"h100-80gb": standing(1, 1, name="h100-80gb")})
+    alone = replace(model, candidates=(H100,))
+    found = plan([low, alone], [coming("h100-80gb", 1, 0, of=1)])
+    assert (by_class(found["chat/low"]), by_class(found["chat/a"])) == ({"h100-80gb": 1}, {"h100-80gb": 1})
+    # GPUs of a lower priority on a class where it runs come before a new node where it crashes.
+    low = demand("chat/low", L4, standing={"l4-24gb": standing(1, 1, name="l4-24gb")})
+    found = plan([low, model], [supply("l4-24gb", 0, of=1), coming("h100-80gb", 3)])
+    assert by_class(found["chat/a"]) == {"l4-24gb": 1}

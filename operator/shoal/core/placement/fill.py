@@ -25,6 +25,25 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
     left = _hold_back(plan, left)
     left = _leave_rejected(plan, capacities, left)
     left, added = _place(plan, capacities, left)
+    plan.passed_over = frozenset(plan.demand.backoffs)
+    left = _preempt(plan, capacities, preemptor, left)
+    if left and added:
+        left = _add_nodes(plan, capacities, left, outages=True)
+    # A class in backoff comes after the wait for a node in an outage: that wait costs nothing, and the outage may end.
+    # In a backoff the engine most likely crashes again, on a node that is paid for or on GPUs of another Model.
+    plan.passed_over = frozenset()
+    if left and plan.demand.backoffs:
+        if added:
+            left = _add_nodes(plan, capacities, left)
+        left = _preempt(plan, capacities, preemptor, left)
+        if left and added:
+            left = _add_nodes(plan, capacities, left, outages=True)
+    plan.missing = left
+    _hold(plan)
+
+
+def _preempt(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preemptor, left: int) -> int:
+    """Takes GPUs of Models of lower priority. Returns how many replicas are still to be found."""
     while left:
         eviction = preemptor.find(plan)
         if eviction is None:
@@ -32,10 +51,7 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
         preemptor.evict(plan, eviction)
         _wait_on(plan, capacities, eviction.gpu_class, eviction.node)
         left = _wait(plan, capacities, left - 1)  # one eviction may free GPUs for several replicas
-    if left and added:
-        left = _add_nodes(plan, capacities, left, outages=True)
-    plan.missing = left
-    _hold(plan)
+    return left
 
 
 def _place(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> tuple[int, bool]:
@@ -47,7 +63,9 @@ def _place(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> 
         left = _keep_adding(plan, capacities, left)
     left = _wait(plan, capacities, left)
     if added:
+        passed_over, plan.passed_over = plan.passed_over, plan.passed_over | frozenset(plan.demand.backoffs)
         left = _add_nodes(plan, capacities, left)
+        plan.passed_over = passed_over
     return left, added
 
 
@@ -301,9 +319,9 @@ def _keep_adding(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: in
 def _add_nodes(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int, *, outages: bool = False) -> int:
     """Requests replicas for which an autoscaler has to add nodes, cheapest-first: their pods stay pending until then.
     This comes after GPUs that are free or about to be, since a new node takes minutes and costs money, and before
-    preemption. Classes in backoff are last: no node came there. `outages`: only classes of which no node is expected,
-    after all else, so that a node is asked for; without it, only the others."""
-    for candidate in sorted(plan.order, key=lambda c: c.gpu_class in plan.demand.backoffs):
+    preemption. `outages`: only classes of which no node is expected, after preemption, so that a node is asked for;
+    without it, only the others."""
+    for candidate in plan.order:
         capacity = capacities.get(candidate.gpu_class)
         if capacity is None or bool(capacity.supply.outage) != outages:
             continue
