@@ -6,7 +6,7 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.api.adapters import AdapterWanted
-from shoal.core.lora.lifecycle.endings import BACKOFF_SECONDS, REMEMBER_SECONDS, SURVIVED_SECONDS
+from shoal.core.lora.lifecycle.endings import BACKOFF_SECONDS, LIVES, REMEMBER_SECONDS, SURVIVED_SECONDS
 from shoal.core.lora.lifecycle.planstep import Denial, List, Load, plan_step
 from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
 from tests.support.adapter_world import wanted
@@ -224,3 +224,48 @@ def test_a_replica_that_holds_back_a_requested_adapter_reports_it_as_failed_whil
     states = replica.registry.states()
     assert states is not None
     assert (states[A.name].state, states[A.name].reason) == ("failed", reasons.LOAD_ENDED_ENGINE)
+
+
+def test_an_engine_that_ends_by_itself_soon_after_each_start_blames_no_adapter() -> None:
+    """It ends while it loads the adapter that is loaded first."""
+    replica = Replica()
+    replica.restart()
+    replica.desire(0)
+    for _ in range(3):
+        assert replica.next_load(2.0) == A.name
+        replica.restart()
+        assert replica.registry.failures == {}
+
+
+def test_an_adapter_that_was_blamed_is_loaded_again_when_the_engine_ends_without_a_load() -> None:
+    replica = ended_twice()
+    assert replica.next_load(5.0) is None
+    replica.restart()
+    assert replica.registry.failures == {}
+    assert replica.next_load() == A.name
+    replica.restart()
+    assert replica.next_load() == A.name
+
+
+def test_an_end_by_itself_hides_an_adapter_that_ends_the_engine_for_a_few_starts_only() -> None:
+    replica = Replica()
+    replica.restart()
+    replica.desire(0)
+    for _ in range(LIVES):
+        assert replica.next_load(2.0) == A.name
+        replica.restart()
+    assert replica.next_load(2.0) is None
+    assert f"{LIVES} times in a row" in replica.registry.failures[A.name].message
+
+
+def test_an_engine_that_ends_hours_later_or_never_served_says_nothing_of_the_load_that_ended_it() -> None:
+    replica = ended_twice()
+    replica.desire()
+    replica.next_load(BACKOFF_SECONDS)
+    replica.registry.observed(f"boot-{replica.boots}", replica.now, up=True)
+    replica.registry.observed("boot-starts", replica.now, up=False)
+    replica.restart()
+    replica.desire(0)
+    assert replica.next_load() == A.name
+    replica.restart()
+    assert replica.next_load() is None, "the third end in a row"

@@ -1,7 +1,9 @@
 """Which loads of adapters an engine's end is blamed on.
 
 An adapter whose load ends the engine process would do so again after each restart of the engine. The first end blames
-nobody for long: the engine may have ended for another reason. Times are monotonic seconds.
+nobody for long: the engine may have ended for another reason. An engine that ends by itself soon after each start does
+so while it loads the adapter that is loaded first: where it also ended without a load, no adapter is blamed. Times are
+monotonic seconds.
 """
 
 from collections.abc import Iterable
@@ -18,6 +20,8 @@ BACKOFF_SECONDS: Final = 600.0
 """Seconds until the next try after further ends."""
 REMEMBER_SECONDS: Final = 86_400.0
 """Seconds for which the ends are counted that followed a load of an adapter."""
+LIVES: Final = 4
+"""Ends of the engine, the newest ones, among which none may have come by itself for an adapter to be blamed."""
 
 
 class EngineEnds(NamedTuple):
@@ -28,6 +32,14 @@ class EngineEnds(NamedTuple):
     """The last one."""
 
 
+class EngineEnd(NamedTuple):
+    """One end of the engine."""
+
+    at: float
+    by_itself: bool
+    """It served, and ended within BACKOFF_SECONDS while it loaded no adapter."""
+
+
 @dataclass(slots=True)
 class EndedLoads:
     """Per adapter, by engine name. At most one entry per adapter and end of the engine."""
@@ -35,6 +47,10 @@ class EndedLoads:
     suspects: dict[str, float] = field(default_factory=dict[str, float])
     """Loads that broke off, and when: the engine may have ended, and its end is not seen yet."""
     ends: dict[str, EngineEnds] = field(default_factory=dict[str, EngineEnds])
+    lives: tuple[EngineEnd, ...] = ()
+    """The last ends, the newest last. An engine that never served loaded nothing, and is not counted."""
+    served: tuple[float, float] | None = None
+    """When this start of the engine was first and last seen to serve."""
 
     def broke_off(self, name: str, now: float) -> None:
         """A load got no proper answer from the engine."""
@@ -42,17 +58,27 @@ class EndedLoads:
 
     def engine_serves(self, now: float) -> None:
         """The engine that got the loads serves still."""
+        self.served = (self.served[0] if self.served is not None else now, now)
         self.suspects = {name: at for name, at in self.suspects.items() if now - at < SURVIVED_SECONDS}
 
     def engine_ended(self, under_way: Iterable[str], now: float) -> dict[str, int]:
         """Takes the end of the engine, with the loads that were under way; each is counted once, also if its call broke
-        off before. Returns how often in a row the engine ended, for the adapters that have to wait now."""
+        off before. Returns how often in a row the engine ended, for adapters that have to wait now. Where it ended by
+        itself, adapters of its last ends are no longer in `ends`: they need not wait any more."""
         self.ends = {name: ends for name, ends in self.ends.items() if now - ends.at < REMEMBER_SECONDS}
         blamed = {*under_way, *self.suspects}
         self.suspects = {}
+        by_itself = not blamed and self.served is not None and self.served[1] - self.served[0] < BACKOFF_SECONDS
+        if blamed or self.served is not None:
+            self.lives = (*self.lives, EngineEnd(now, by_itself))[-LIVES:]
+        self.served = None
+        if by_itself:
+            self.ends = {name: ends for name, ends in self.ends.items() if ends.at < self.lives[0].at}
         for name in blamed:
             before = self.ends.get(name)
             self.ends[name] = EngineEnds(before.times + 1 if before else 1, now)
+        if any(end.by_itself for end in self.lives):
+            return {}
         return {name: count for name in sorted(blamed) if (count := self.ends[name].times) > TOLERATED}
 
     def loaded(self, name: str) -> None:

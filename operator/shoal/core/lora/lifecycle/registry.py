@@ -182,7 +182,8 @@ class Registry:
         another boot than before."""
         changed = boot != self.boot
         if changed:
-            self._ended(now)
+            if self.boot is not None:
+                self._ended(now)
             self.joined = self.observations == 0
             self.boot, self.listed, self.reportable, self.foreign, self.idle_at = boot, None, False, 0, None
             self.leases.clear()
@@ -202,9 +203,13 @@ class Registry:
     def _ended(self, now: float) -> None:
         """The boot of the engine is over."""
         under_way = [name for name, entry in self.entries.items() if entry.state in ("loading", "load_unknown")]
+        before = set(self.ended_loads.ends)
         for name, count in self.ended_loads.engine_ended(under_way, now).items():
             text = endings.message(count, self.since_1970 + now + endings.BACKOFF_SECONDS)
             self.failures[name] = Failure(reasons.LOAD_ENDED_ENGINE, text, now, count)
+        for name in before - self.ended_loads.ends.keys():
+            if name in self.failures and self.failures[name].reason == reasons.LOAD_ENDED_ENGINE:
+                del self.failures[name]
 
     def listing(self, ours: Mapping[str, bool], foreign: int, now: float) -> list[str]:
         """Takes the engine's listing: our adapter names, and whether the files they were loaded from are still in their
