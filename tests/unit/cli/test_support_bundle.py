@@ -326,6 +326,16 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         (f'{{"m": "{BEGIN}\\n{LINE}\\nMHc=\\n"}}\n{{"m": "ready"}}', '{"m": "(removed)"}\n{"m": "ready"}'),
         (f"{BEGIN} is needed: (see the docs)\nload: ok", "(removed): (see the docs)\nload: ok"),
         (f"{BEGIN}\n{LINE}\nload: ok\n{BEGIN}\nM.,\n{END}\nb", "(removed)\nload: ok\n(removed)\nb"),
+        # A key without its beginning, as the last lines of a log may have it.
+        (f"{LINE}\n{LINE}\nMHc=\n{END}\nengine: ready in 5 s", "(removed)\nengine: ready in 5 s"),
+        (f"Fg12\n{LINE}\nMHc=\n{END}\n", "(removed)\n"),
+        (f"12:00 {LINE}\r\n12:00 {LINE}\r\n12:01 {END}\r\n12:02 ready\r\n", "12:00 (removed)\r\n12:02 ready\r\n"),
+        (f"Version: 1\n\n{LINE}\n{END}\n", "Version: 1\n\n(removed)\n"),
+        (f'{LINE}\\nMHc=\\n{END}\\n"}}\n{{"m": "ready"}}', '(removed)\\n"}\n{"m": "ready"}'),
+        (f"engine: load\nready\n{LINE}\nMHc=\n{END}\nb", "engine: load\nready\n(removed)\nb"),
+        (f"engine is ready\n{LINE}\nMHc=\n{END}\nb", "engine is ready\n(removed)\nb"),
+        (f"load: ok\n{BEGIN}\n{LINE}\n{END}\n{LINE}\n{END}\nb", "load: ok\n(removed)\n(removed)\nb"),
+        (f"ready\nload: ok, no {END} found\nb", "ready\nload: ok, no (removed) found\nb"),
         # Names that end like a secret's, whatever precedes.
         ("HF_TOKEN=hunter2 DB_PASSWORD=hunter2", "HF_TOKEN=(removed) DB_PASSWORD=(removed)"),
         ("access_token=hunter2&x=1", "access_token=(removed)&x=1"),
@@ -453,6 +463,10 @@ def test_references_to_secrets_and_settings_of_objects_stay_readable() -> None:
     [
         "eyJ-",
         "-----BEGIN PRIVATE KEY-----",
+        "-----END PRIVATE KEY-----",
+        f"{LINE}\n",
+        f"{LINE}\n-----END PRIVATE KEY-----\n",
+        "\n-----END PRIVATE KEY-----",
         "token",
         "token ",
         "token: : ",
