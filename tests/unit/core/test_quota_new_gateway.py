@@ -167,6 +167,32 @@ def test_of_two_that_tell_of_a_third_one_the_one_that_knew_more_counts_and_itsel
     assert it.own_use() == TenantUse()
 
 
+@pytest.mark.parametrize(
+    "told", [((3, 5, 10), (3, 4, 90)), ((3, 4, 90), (3, 5, 10))], ids=["more requests first", "last"]
+)
+def test_of_two_that_tell_of_a_third_one_each_counts_with_what_it_knew_more_of(
+    told: tuple[tuple[int, int, int], ...],
+) -> None:
+    """One knew of more requests, and the other of more tokens, which counted for nothing: a limit could be passed."""
+    it = Account("me")
+    it.change(Limits(requests=8, tokens=100))
+    for each in told:
+        it.peer_usage.relay("gone", (each,), 100.0)
+    assert [it.peer_usage.used(limit, 100, 100.0, ())[0] for limit in ("requests", "tokens")] == [5, 90]
+    assert it.reserve(100.0, Cost(20), lambda: ()) is not None
+    assert it.reserve(100.0, Cost(10), lambda: ()) is None
+
+
+def test_of_two_that_tell_of_a_third_one_each_counts_for_as_long_as_what_it_knew() -> None:
+    """Before, what the one that knew less knew was lost, also when what the other one knew had left the window."""
+    usage = GatewayUsage()
+    for age, asked in ((50, 10), (5, 4), (5, 4)):
+        usage.relay([(age, asked, 10 * asked)], 100.0)
+    for now, asked in ((100.0, 10), (111.9, 10), (112.0, 4), (156.9, 4), (157.0, 0)):
+        assert usage.used("requests", now) == asked
+        assert usage.used("tokens", now) == 10 * asked
+
+
 def test_what_was_told_of_one_that_is_gone_is_dropped_when_it_counts_no_more() -> None:
     it = Account("me")
     it.peer_usage.relay("gone", ((0, 5, 0),), 100.0)

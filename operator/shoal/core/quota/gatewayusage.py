@@ -7,7 +7,7 @@ stream also has the last minute with its age (`TenantUse.recent`), which replace
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Limit
 from shoal.core.quota.month import Booked, Unit
-from shoal.core.quota.recent import Recent, recent_use, restore
+from shoal.core.quota.recent import Recent, cover, recent_use, restore
 from shoal.core.quota.window import WINDOW_SECONDS, Window
 
 
@@ -65,11 +65,10 @@ class GatewayUsage:
         self.gone_at = None
 
     def relay(self, recent: Recent, now: float) -> None:
-        """Takes what another gateway knew of this process, whose stream to that gateway has ended. Of two such reports
-        the one with more use counts."""
-        requests, tokens = sum(each[1] for each in recent), sum(each[2] for each in recent)
-        if (requests, tokens) > (self.requests.sum(now), self.tokens.sum(now)):
-            restore(recent, self.requests, self.tokens, now)
+        """Takes what another gateway knew of this process, whose stream to that gateway has ended. Of several such
+        reports the largest use counts at any time, of requests and of tokens: one gateway may know of more requests,
+        and another one of more tokens."""
+        cover(recent, self.requests, self.tokens, now)
 
     def recent(self, now: float, most: int) -> Recent:
         """What is known of its last minute, in at most `most` entries. What it had reserved counts as used."""

@@ -1,7 +1,7 @@
 """Use in the last 60 seconds with its age: what a gateway reports to another one that has just
 connected (`TenantUse.recent`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shoal.core.quota.window import WINDOW_SECONDS, Window
 
@@ -29,6 +29,20 @@ def recent_use(requests: Window, tokens: Window, now: float, most: int, reserved
 
 def restore(recent: Recent, requests: Window, tokens: Window, now: float) -> None:
     """Makes the windows what `recent` says."""
-    oldest_first = sorted(recent, reverse=True)
-    requests.restore(now, ((age, asked) for age, asked, _ in oldest_first))
-    tokens.restore(now, ((age, used) for age, _, used in oldest_first))
+    requests.restore(now, _requests(recent))
+    tokens.restore(now, _tokens(recent))
+
+
+def cover(recent: Recent, requests: Window, tokens: Window, now: float) -> None:
+    """Makes the windows at least what `recent` says, now and while it counts: each for itself."""
+    requests.cover(now, _requests(recent))
+    tokens.cover(now, _tokens(recent))
+
+
+def _requests(recent: Recent) -> Iterator[tuple[int, int]]:
+    """By age, the oldest first."""
+    return ((age, asked) for age, asked, _ in sorted(recent, reverse=True))
+
+
+def _tokens(recent: Recent) -> Iterator[tuple[int, int]]:
+    return ((age, used) for age, _, used in sorted(recent, reverse=True))

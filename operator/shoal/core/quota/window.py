@@ -60,7 +60,6 @@ class Window:
         shorter, but 60 s at least from when it was used."""
         buckets, second = self._buckets, int(now)
         buckets.clear()
-        self._sum = 0
         for age, amount in aged:
             at = second - max(0, age - 1)
             if not amount:
@@ -69,7 +68,31 @@ class Window:
                 buckets[-1][1] += amount
             else:
                 buckets.append([at, amount])
-            self._sum += amount
+        self._count()
+
+    def cover(self, now: float, aged: Iterable[tuple[int, int]]) -> None:
+        """Makes the sum at least that of another window now, and at any later time while nothing is added. `aged` is as
+        in `restore`."""
+        if not self.sum(now):
+            self.restore(now, aged)
+            return
+        other = Window()
+        other.restore(now, aged)
+        ours = {bucket[0]: bucket[1] for bucket in self._buckets}
+        theirs = {bucket[0]: bucket[1] for bucket in other._buckets}
+        own = others = covered = 0
+        self._buckets.clear()
+        for second in sorted(ours.keys() | theirs.keys(), reverse=True):
+            own, others = own + ours.get(second, 0), others + theirs.get(second, 0)
+            if (amount := max(own, others) - covered) > 0:
+                self._buckets.appendleft([second, amount])
+                covered += amount
+        self._count()
+
+    def _count(self) -> None:
+        """After the buckets were replaced."""
+        buckets = self._buckets
+        self._sum = sum(amount for _, amount in buckets)
         self._leaves = float(buckets[0][0] + WINDOW_SECONDS + 1) if buckets else math.inf
         self.ends = float(buckets[-1][0] + WINDOW_SECONDS + 1) if buckets else -math.inf
 
