@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 from pydantic import TypeAdapter
@@ -37,6 +37,7 @@ _GONE: Final[TypeAdapter[dict[api.Id, dict[api.Id, api.RecentUse]]]] = TypeAdapt
 )
 
 _NOBODY: Final[GoneUses] = {}
+_Row = TypeVar("_Row")
 NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 """What a live gateway has of a Model that it does not name."""
 
@@ -80,7 +81,7 @@ class DemandStream(Follower):
         """Why the ledger refuses price lists; None: it does not, or the gateway does not know."""
         self.canaries: Mapping[str, CanaryHalt] = {}
         """Canaries that the gateway has halted, by revision."""
-        self.canary_counts: dict[str, CanaryCounts] = {}
+        self.canary_counts: Mapping[str, CanaryCounts] = {}
         """What the gateway's process has counted of canaries since its start, by revision. Kept only for who asks for
         it (`counted`)."""
         self._busy: dict[str, set[str]] = {}
@@ -117,64 +118,55 @@ class DemandStream(Follower):
         _require_few(self.models)
 
     def _keep_more(self, message: JsonObject, *, full: bool) -> None:
-        self._keep_adapters(message, full=full)
+        """Checks all of it before it takes any: what it passes on remains when the stream breaks."""
+        adapters: JsonObject | None = message.get("adapters")
+        changed = _adapters(adapters or {})
+        after = _merged({} if full else self.adapters or {}, changed)
+        halted = _halted(message.get("canaries") or {}) if full else {}
         tenants: JsonObject | None = message.get("tenants")
+        uses = None if tenants is None or self._uses is None else _tenant_uses(tenants)
+        gone = _gone(message.get("tenantsGone") or {}) if full and uses is not None else _NOBODY
+        rows: JsonObject = {} if self._counted is None else message.get("canaryCounts") or {}
+        counts = {revision: None if row is None else _canary_counts(row) for revision, row in rows.items()}
+        canary_counts = _merged({} if full else self.canary_counts, counts)
+        boot = str(message["boot"])[:BOOT_LETTERS]
+
+        self._take_adapters(changed, after, full=full, told=adapters is not None)
+        self.canary_counts = canary_counts
         if full:
             self.reports_tenants = tenants is not None
             currency: object = message.get("currency")
             self.currency = currency if isinstance(currency, str) else None
             refused: object = message.get("pricesRefused")
             self.prices_refused = refused if isinstance(refused, str) else None
-            halted: JsonObject = message.get("canaries") or {}
-            _require_few(halted)
-            found = {at: api.HaltedCanary.model_validate(row) for at, row in halted.items()}
-            self.canaries = {at: CanaryHalt(one.reason, one.bad, one.of) for at, one in found.items()}
-        boot = str(message["boot"])[:BOOT_LETTERS]
-        if tenants is not None and self._uses is not None:
-            _require_few(tenants)
-            _require_short(tenants)
-            _require_few_recent(row.get("recent") for row in tenants.values() if row is not None)
-            uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
+            self.canaries = halted
+        if uses is not None and self._uses is not None:
             partial = full and bool(message.get("tenantsPartial"))
-            gone = _gone(message.get("tenantsGone") or {}) if full else _NOBODY
             self._uses(self.peer.uid, boot, uses, full and not partial, partial, gone)
-        if self._counted is not None:
-            self._keep_canaries(message.get("canaryCounts") or {}, boot, self._counted, full=full)
+        if self._counted is not None and (told := {at: count for at, count in counts.items() if count is not None}):
+            self._counted(boot, told)
 
-    def _keep_canaries(self, rows: JsonObject, boot: str, counted: CanariesCounted, *, full: bool) -> None:
-        if full:
-            self.canary_counts = {}
-        told: dict[str, CanaryCounts] = {}
-        for revision, row in rows.items():
-            if row is None:
-                self.canary_counts.pop(revision, None)
-            else:
-                one = api.CanaryCount.model_validate(row)
-                told[revision] = CanaryCounts(one.requests, one.failed, one.streams, one.slow, one.left)
-        self.canary_counts |= told
-        _require_few(self.canary_counts)
-        if told:
-            counted(boot, told)
-
-    def _keep_adapters(self, message: JsonObject, *, full: bool) -> None:
-        reported: JsonObject | None = message.get("adapters")
+    def _take_adapters(
+        self,
+        changed: Mapping[str, api.AdapterDemand | None],
+        after: Mapping[str, api.AdapterDemand],
+        *,
+        full: bool,
+        told: bool,
+    ) -> None:
+        """`after`: all of them, with those that changed. `told`: the message says something of adapters."""
         if full:
             self._busy = {}
-            self.adapters = None if reported is None else {}
-        if not reported:
+            self.adapters = {} if told else None
+        if not changed:
             return
-        adapters = dict(self.adapters or {})
-        for uid, row in reported.items():
-            before = adapters.pop(uid, None)
-            if before is not None:
-                self._busy.get(before.model, set()).discard(uid)
-            if row is None:
-                continue
-            told = adapters[uid] = api.AdapterDemand.model_validate(row)
-            if told.in_flight or told.held:
-                self._busy.setdefault(told.model, set()).add(uid)
-        _require_few(adapters)
-        self.adapters = adapters
+        before = self.adapters or {}
+        for uid, adapter in changed.items():
+            if (old := before.get(uid)) is not None:
+                self._busy.get(old.model, set()).discard(uid)
+            if adapter is not None and (adapter.in_flight or adapter.held):
+                self._busy.setdefault(adapter.model, set()).add(uid)
+        self.adapters = after
 
     def _notify(self, content: JsonObject | None) -> None:
         self._changed(self.peer.uid, None if content is None else content.keys())
@@ -191,6 +183,42 @@ class DemandStream(Follower):
         self.canary_counts = {}
         self.adapters = None
         self._busy = {}
+
+
+def _merged(before: Mapping[str, _Row], changed: Mapping[str, _Row | None]) -> Mapping[str, _Row]:
+    """What is known by name after a message; None: nothing any more. Raises ValueError where it is too much."""
+    if not changed:
+        return before
+    merged = dict(before)
+    for name, row in changed.items():
+        if row is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = row
+    _require_few(merged)
+    return merged
+
+
+def _adapters(rows: JsonObject) -> dict[str, api.AdapterDemand | None]:
+    return {uid: None if row is None else api.AdapterDemand.model_validate(row) for uid, row in rows.items()}
+
+
+def _halted(rows: JsonObject) -> dict[str, CanaryHalt]:
+    _require_few(rows)
+    found = {at: api.HaltedCanary.model_validate(row) for at, row in rows.items()}
+    return {at: CanaryHalt(one.reason, one.bad, one.of) for at, one in found.items()}
+
+
+def _canary_counts(row: object) -> CanaryCounts:
+    one = api.CanaryCount.model_validate(row)
+    return CanaryCounts(one.requests, one.failed, one.streams, one.slow, one.left)
+
+
+def _tenant_uses(rows: JsonObject) -> dict[str, api.TenantUse | None]:
+    _require_few(rows)
+    _require_short(rows)
+    _require_few_recent(row.get("recent") for row in rows.values() if row is not None)
+    return {name: None if row is None else api.TenantUse.model_validate(row) for name, row in rows.items()}
 
 
 def _require_few(named: Sized) -> None:

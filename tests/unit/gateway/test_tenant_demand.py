@@ -150,10 +150,17 @@ def first_message(book: DemandState, role: str = "gateway") -> dict[str, Any]:
     return orjson.loads(b'{"boot":"b","seq":0,"full":true,"models":' + book.first(Caller(role)) + b"}")
 
 
-def reader(book: TenantUsageState, pod: str = "pod") -> DemandStream:
+def reader(book: TenantUsageState, pod: str = "pod", *, counted: bool = False) -> DemandStream:
+    """`counted`: as at a gateway, which also takes counts of canaries."""
     nobody: Any = None
     return DemandStream(
-        At(pod, pod, "h", "k"), nobody, lambda *_: None, ListenerIdentity(), book.peer_reported, lost=book.peer_lost
+        At(pod, pod, "h", "k"),
+        nobody,
+        lambda *_: None,
+        ListenerIdentity(),
+        book.peer_reported,
+        (lambda *_: None) if counted else None,
+        book.peer_lost,
     )
 
 
@@ -229,6 +236,57 @@ def test_a_message_with_a_last_minute_that_cannot_be_changes_nothing(more: dict[
     with pytest.raises(StreamBroken):
         reader(new).take(orjson.dumps(message))
     assert not new.accounts
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"canaryCounts": {"r": {"requests": 1, "failed": 2}}},
+        {"canaries": {"r": {"reason": "Bored", "bad": 1, "of": 2}}},
+        {"adapters": {"a": {"model": "m", "held": -1}}},
+        {"tenantsGone": {"g": {"acme": [[61, 1, 1]]}}},
+    ],
+    ids=lambda invalid: next(iter(invalid)),
+)
+def test_nothing_is_taken_of_a_first_message_of_which_any_part_is_invalid(invalid: dict[str, Any]):
+    """With invalid counts of canaries, the use of tenants was taken before the stream broke. So the peer was not among
+    those whose streams have ended: `tenantsGone` of this gateway left it out, and that of its next first message was
+    ignored."""
+    book = TenantUsageState(boot="me", clock=lambda: 1000.0)
+    stream = reader(book, counted=True)
+    whole = {
+        "boot": "peer",
+        "seq": 0,
+        "full": True,
+        "models": {},
+        "adapters": {"a": {"model": "m", "inFlight": 1}},
+        "tenants": {"acme": {"requests": 3, "recent": [[1, 3, 30]]}},
+        "tenantsGone": {"gone": {"acme": [[5, 2, 20]]}},
+        "canaries": {"r": {"reason": "Slow", "bad": 1, "of": 2}},
+        "canaryCounts": {"r": {"requests": 1}},
+    }
+    with pytest.raises(StreamBroken):
+        stream.take(orjson.dumps(whole | invalid))
+    stream.lose()
+    assert (book.boot_of("pod"), dict(book.accounts)) == (None, {})
+    assert (stream.adapters, stream.canaries, stream.canary_counts) == (None, {}, {})
+    stream.take(orjson.dumps(whole))
+    assert used_elsewhere(book) == 5
+    assert stream.busy_adapters("m") == {"a"}
+    stream.lose()
+    assert orjson.loads(book.gone(0) or b"{}").keys() == {"peer", "gone"}
+
+
+def test_nothing_is_taken_of_a_change_of_which_any_part_is_invalid():
+    book = TenantUsageState(boot="me", clock=lambda: 1000.0)
+    stream = reader(book, counted=True)
+    stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{},"adapters":{"a":{"model":"m"}}}')
+    change = {"boot": "b", "seq": 1, "models": {}, "tenants": {"acme": {"requests": 3}}}
+    with pytest.raises(StreamBroken):
+        stream.take(orjson.dumps(change | {"adapters": {"a": None}, "canaryCounts": {"r": {"requests": -1}}}))
+    assert not book.accounts
+    assert stream.adapters is not None
+    assert stream.adapters.keys() == {"a"}
 
 
 def test_what_a_gateway_knows_of_one_that_is_gone_is_told_once_to_one_that_starts():
