@@ -24,6 +24,10 @@ from shoal.signals.prefixes import PrefixStreams
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 
+_ATTEMPTS: Final = 2
+"""To connect to a peer at the start, before its first message is no longer waited for. It may refuse the first one: a
+certificate or a key may not have come yet."""
+
 
 class Peers:
     """Follows every other gateway in this one's namespace. `changed` is called with the uid of a Model whose number of
@@ -148,6 +152,19 @@ class Peers:
                 expected = stream is None and self.streams.awaits(pod.uid)
                 peers.append(GatewayPeer(self._tenants.boot_of(pod.uid), None, expected))
         return peers
+
+    def awaited(self) -> list[str] | None:
+        """Pods, by name, of the other gateways that serve or served requests and whose first message has not come: it
+        says what tenants with limits have used. A gateway to which the connection failed twice is left out. None: the
+        other gateways are not listed yet."""
+        if not self.reflector.synced.is_set():
+            return None
+        return [pod.name for pod in self._pods() if pod.was_ready and pod.ip is not None and self._awaits(pod.uid)]
+
+    def _awaits(self, pod: str) -> bool:
+        if self._tenants.boot_of(pod) is not None or self.streams.get(pod) is not None:
+            return False
+        return self.streams.failures(pod) < _ATTEMPTS
 
     def _pods(self) -> Collection[facts.Pod]:
         return [pod for pod in self.reflector.objects.values() if not pod.finished]

@@ -80,6 +80,9 @@ _SECURED_KEEP_ALIVE: Final = 50.0
 LINGER_SECONDS: Final = 15.0
 """Seconds for which idle client connections stay open when the gateway stops. A client that writes to one just as it is
 closed would see a reset."""
+PEERS_SECONDS = 3.0
+"""How long a gateway that starts, and is otherwise ready, waits to learn what the others have used of limits."""
+_PEERS_POLL_SECONDS: Final = 0.05
 _NOT_LISTED: Final = "not listed yet: the API server is not reachable, or does not allow it"
 
 
@@ -302,6 +305,8 @@ class GatewayProcess:
             else None
         )
         self._stop = asyncio.Event()
+        self._peers_known = False
+        """The first messages of the other gateways have come, or were waited for in vain. It stays so."""
         self._tls_seen: tuple[int, ...] | None = None
 
     def stop(self) -> None:
@@ -315,7 +320,15 @@ class GatewayProcess:
         missing: dict[str, str] = {}
         if self._stop.is_set():
             missing["stopping"] = "asked to stop"
-        missing |= self._not_listed()
+        missing |= self._lacking()
+        if not missing and not self._peers_known:
+            awaited = ", ".join(self.peers.awaited() or ()) or "the other gateways"
+            missing["peers"] = f"waits to learn from {awaited} what is used of limits, {PEERS_SECONDS:g} s at most"
+        return missing
+
+    def _lacking(self) -> dict[str, str]:
+        """What the gateway cannot serve without, by part."""
+        missing = self._not_listed()
         if self.settings.mtls and (why := self.credentials.missing):
             missing["certificate"] = why
         if not self.key_ring:
@@ -377,6 +390,7 @@ class GatewayProcess:
                 background.append(group.create_task(self.pods.run()))
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
+                background.append(group.create_task(self._learn_of_peers()))
                 if self.prefixes is not None:
                     background.append(group.create_task(self.prefixes.run()))
                 background.append(group.create_task(self.logs.logger.run()))
@@ -437,6 +451,19 @@ class GatewayProcess:
             await self.spool.stop()
             await trace.close(self.tracing)
             log.info("stopped")
+
+    async def _learn_of_peers(self) -> None:
+        """Waits until the gateway knows what the others have used of limits, for `PEERS_SECONDS` at most: a peer that
+        does not answer must not keep it from serving."""
+        while self._lacking():  # noqa: ASYNC110 - not all of them have an event
+            await asyncio.sleep(_PEERS_POLL_SECONDS)
+        try:
+            async with asyncio.timeout(PEERS_SECONDS):
+                while self.peers.awaited() != []:  # noqa: ASYNC110 - streams have no event, and this lasts milliseconds
+                    await asyncio.sleep(_PEERS_POLL_SECONDS)
+        except TimeoutError:
+            log.warning("ready without knowing what other gateways have used of limits", peers=self.peers.awaited())
+        self._peers_known = True
 
     async def _housekeeping(self) -> None:
         while True:

@@ -345,6 +345,11 @@ class PeerStreams(Generic[F]):
         found = self._streams.get(uid)
         return found is not None and found[0].awaited
 
+    def failures(self, uid: str) -> int:
+        """How often the stream of a peer has ended, or did not begin."""
+        found = self._streams.get(uid)
+        return found[0].failures if found is not None else 0
+
     def live(self) -> list[F]:
         """The listeners whose streams are live."""
         return [stream for stream, _ in self._streams.values() if stream.live]
