@@ -2,7 +2,7 @@
 the demand stream's messages (`api/demand.py`, TenantUse)."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -28,6 +28,8 @@ MOST_GONE_BYTES: Final = MOST_BYTES // 16
 """Of the first message of a stream, for gateways whose streams to this one have ended."""
 MOST_LOOKED = 20_000
 """What that part of the message is chosen from, in accounts of such gateways: to look at more would delay requests."""
+_ENCODED: Final = 500
+"""Accounts that are encoded at once."""
 SWEPT: Final = 2000
 """Accounts of routes that one sweep looks at: it must not delay requests."""
 NOBODY: Final[Mapping[str, Mapping[str, RecentUse]]] = {}
@@ -248,38 +250,63 @@ class TenantUsageState:
         More than a reader takes would end its stream, and with it all that it learns of this gateway: then the last
         minute is left out, and routes, first those without requests in progress (`left_out`)."""
         known = (self._published | self._changed) & self.accounts.keys()
-        uses = {name: _row(self.accounts[name]) for name in known}
-        if recent and (content := self._with_recent(uses)) is not None:
+        if recent and (content := self._with_recent(known)) is not None:
             self.left_out = 0
             return content
-        content = orjson.dumps(uses)
-        if len(known) <= MOST_NAMED and len(content) <= MOST_BYTES:
-            self.left_out = 0
-            return content
-        rows, size = list[bytes](), 1
-        for name in sorted(known, key=lambda name: (_OF_ROUTE in name, not self.accounts[name].busy)):
-            row = orjson.dumps({name: uses[name]})[1:-1]
-            size += len(row) + 1
-            if size > MOST_BYTES or len(rows) >= MOST_NAMED:
+        rows, size, named = list[bytes](), 1, 0
+        for names in _some(self._by_need(known)):
+            many = _encoded({name: _row(self.accounts[name]) for name in names})
+            if named + len(names) > MOST_NAMED or size + len(many) + 1 > MOST_BYTES:
+                fit = self._first_of(names, MOST_BYTES - size, MOST_NAMED - named)
+                rows += fit
+                named += len(fit)
                 break
-            rows.append(row)
-        self.left_out = len(known) - len(rows)
-        log.warning(
-            "more tenants use limits of routes than a full message may name: of those left out, other gateways know "
-            "what they knew before, and learn the rest with the next request",
-            left_out=self.left_out,
-        )
+            rows.append(many)
+            size += len(many) + 1
+            named += len(names)
+        self.left_out = len(known) - named
+        if self.left_out:
+            log.warning(
+                "more tenants use limits of routes than a full message may name: of those left out, other gateways "
+                "know what they knew before, and learn the rest with the next request",
+                left_out=self.left_out,
+            )
         return b"{" + b",".join(rows) + b"}"
 
-    def _with_recent(self, uses: Mapping[str, Mapping[str, object]]) -> bytes | None:
+    def _by_need(self, known: Collection[str]) -> list[str]:
+        """Tenants, then routes, those with running requests first."""
+        routes = [name for name in known if _OF_ROUTE in name]
+        busy = {name for name in routes if self.accounts[name].busy}
+        return [name for name in known if _OF_ROUTE not in name] + [*busy] + [n for n in routes if n not in busy]
+
+    def _first_of(self, names: Iterable[str], most_bytes: int, most: int) -> list[bytes]:
+        """As many of these accounts as fit, each with a comma, as JSON."""
+        rows = list[bytes]()
+        for name in names:
+            row = _encoded({name: _row(self.accounts[name])})
+            most_bytes -= len(row) + 1
+            if most_bytes < 0 or len(rows) >= most:
+                break
+            rows.append(row)
+        return rows
+
+    def _with_recent(self, known: Collection[str]) -> bytes | None:
         """With the last minute of each account, as JSON; None: that would be too long."""
-        now = self._clock()
-        active = sum(self.accounts[name].used_recently(now) for name in uses)
-        if active > MOST_RECENT or len(uses) > MOST_NAMED:
+        if len(known) > MOST_NAMED:
             return None
+        now, accounts, active = self._clock(), self.accounts, 0
+        for name in known:
+            active += accounts[name].used_recently(now)
+            if active > MOST_RECENT:
+                return None
         most = MOST_RECENT // max(1, active)
-        content = orjson.dumps({n: {**row, "recent": self.accounts[n].recent(now, most)} for n, row in uses.items()})
-        return content if len(content) <= MOST_BYTES else None
+        rows, size = list[bytes](), 1
+        for names in _some(list(known)):
+            rows.append(_encoded({n: {**_row(accounts[n]), "recent": accounts[n].recent(now, most)} for n in names}))
+            size += len(rows[-1]) + 1
+            if size > MOST_BYTES:
+                return None
+        return b"{" + b",".join(rows) + b"}"
 
     def gone(self, size: int) -> bytes | None:
         """What is known of the last minute at gateways whose streams have ended, by boot id and account, as JSON;
@@ -330,7 +357,21 @@ class TenantUsageState:
         return orjson.dumps(rows)
 
 
+def _some(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """In parts: of a message that becomes too long, no more is encoded than one of them."""
+    return (names[at : at + _ENCODED] for at in range(0, len(names), _ENCODED))
+
+
+def _encoded(rows: Mapping[str, Mapping[str, object]]) -> bytes:
+    """As JSON, without braces."""
+    return orjson.dumps(rows)[1:-1]
+
+
 def _row(account: Account) -> Mapping[str, object]:
     """`Account.own_use` as JSON, without zeros. Money is capped at 64 bits, as in the ledger: a mistyped price must not
     break the stream."""
-    return {name: min(value, MAX_COUNT) for name, value in zip(_NAMES, account.counts(), strict=True) if value}
+    return {
+        name: value if value < MAX_COUNT else MAX_COUNT
+        for name, value in zip(_NAMES, account.counts(), strict=True)
+        if value
+    }

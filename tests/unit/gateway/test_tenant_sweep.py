@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shoal.api.demand import TenantUse
+from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limit, Limits
 from shoal.core.quota.peerusage import GatewayPeer
 from shoal.gateway import tenantdemand
@@ -234,6 +235,41 @@ def test_a_full_message_leaves_out_routes_rather_than_to_break_the_stream(monkey
     monkeypatch.setattr(tenantdemand, "MOST_NAMED", 10)
     monkeypatch.setattr(tenantdemand, "MOST_BYTES", LONGEST_MESSAGE)
     assert len(orjson.loads(book.full())) == 10
+
+
+def test_of_more_accounts_than_a_full_message_names_the_others_cost_nothing(monkeypatch: pytest.MonkeyPatch):
+    """All were encoded, and some twice, before most of them were left out: that delayed requests and streams."""
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(tenantdemand, "MOST_RECENT", 100_000)
+    book = TenantUsageState()
+    many(book, 5_000)
+    encoded: list[Account] = []
+    counts = Account.counts
+    monkeypatch.setattr(Account, "counts", lambda account: encoded.append(account) or counts(account))
+    for recent in (False, True):
+        encoded.clear()
+        named = len(orjson.loads(book.full(recent=recent)))
+        assert 0 < named < 2_000
+        assert len(encoded) < 5_000
+
+
+@pytest.mark.parametrize("most", [300, 10_000, 60_000, 10**6])
+def test_a_full_message_names_as_much_as_fits(monkeypatch: pytest.MonkeyPatch, most: int):
+    book = TenantUsageState()
+    many(book, 1_200)
+    whole = orjson.loads(book.full())
+    assert len(whole) == 1_200
+    monkeypatch.setattr(tenantdemand, "MOST_BYTES", most)
+    said = book.full()
+    rows = orjson.loads(said)
+    assert rows == {name: whole[name] for name in rows}
+    longest = max(len(orjson.dumps({name: row})) for name, row in whole.items())
+    assert len(said) <= most
+    assert len(rows) == len(whole) or len(said) > most - longest
+    assert book.left_out == len(whole) - len(rows)
+    with_recent = book.full(recent=True)
+    assert orjson.loads(with_recent).keys() == (whole if most == 10**6 else rows).keys()
+    assert (b"recent" in with_recent) == (most == 10**6)
 
 
 def test_what_a_full_message_leaves_out_stays_known(monkeypatch: pytest.MonkeyPatch):
