@@ -38,6 +38,8 @@ def deletion_costs(
     pod. The order: pods that do not serve, pods that are marked already, then the cheapest loss (fewest requests, least
     in the cache). A pod that was marked and is to stay loses its mark.
 
+    Of pods without a node, those go first that Kueue has given up: another one would lose its place in the queue.
+
     `others`: (node -> GPUs that others hold there), where an autoscaler removes empty nodes. Before the cheapest loss,
     pods then go whose node becomes empty; after those, pods of the node nearest to empty. `gpus`: of each pod.
     """
@@ -56,6 +58,9 @@ def deletion_costs(
         if must.get(placed, 0) > 0:
             must[placed] -= 1
             chosen[pod.uid] = "its node or GPU has to be left"
+    chosen |= {
+        p.uid: _WHY_GIVEN_UP for p in here if p.node is None and p.gates and p.queue_wait and p.queue_wait.refusal
+    }
     # A pod that no node holds goes before all others by itself, and was not counted among those that leave.
     rest = [p for p in ordered if p.uid not in chosen and p.node is not None]
     if others:
@@ -72,6 +77,7 @@ def deletion_costs(
     return changes
 
 
+_WHY_GIVEN_UP: Final = "Kueue got no node for it, and asks for no other one"
 _WHY_PLAIN: Final = "it does not serve yet, or loses least: fewest requests, then least in its cache"
 
 

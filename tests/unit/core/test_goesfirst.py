@@ -1,6 +1,8 @@
 """Which pods go first when a Deployment shrinks."""
 
-from shoal.core.facts import Pod
+from dataclasses import replace
+
+from shoal.core.facts import NodeRefusal, Pod, QueueWait
 from shoal.core.goesfirst import GOES_FIRST, deletion_costs
 from shoal.core.scaling import Load
 
@@ -87,3 +89,23 @@ def test_what_does_not_serve_or_was_chosen_before_goes_before_a_node_is_emptied(
     # A node that has to be left is left first.
     forced = deletion_costs([pod("a", node="n1"), pod("c", node="n2")], {"n1": 1}, {"n1": 1}, others={"n2": 0})
     assert [(change.pod.name, change.why) for change in forced] == [("a", "its node or GPU has to be left")]
+
+
+def test_of_replicas_in_a_queue_the_one_goes_first_that_kueue_has_given_up() -> None:
+    """A ReplicaSet would otherwise delete the youngest, and the one that waits would lose its place in the queue."""
+    waits = replace(pod("waits", ready=False, node=None), gates=("kueue.x-k8s.io/admission",))
+    waits = replace(waits, queue_wait=QueueWait("QuotaWait", "insufficient unused quota"))
+    given_up = QueueWait(
+        "AdmissionRejected", "no stock", NodeRefusal("Failed", "no stock", everyone=True, repeated=True)
+    )
+    no_node = replace(waits, name="no-node", uid="no-node", queue_wait=given_up)
+    changes = deletion_costs([pod("serves"), waits, no_node], {}, {})
+    assert [(change.pod.name, change.cost) for change in changes] == [("no-node", GOES_FIRST)]
+    marked = replace(no_node, deletion_cost=GOES_FIRST)
+    assert deletion_costs([pod("serves"), waits, marked], {}, {}) == [], "it keeps the mark, without another write"
+    # A replica that serves and has to leave its node is marked beside it.
+    changes = deletion_costs([pod("serves"), waits, marked], {"n": 1}, {})
+    assert [(change.pod.name, change.cost) for change in changes] == [("serves", GOES_FIRST)]
+    # Admitted after all, by a person who activated its Workload again, it is as any other.
+    admitted = replace(marked, gates=(), queue_wait=None)
+    assert [(change.pod.name, change.cost) for change in deletion_costs([waits, admitted], {}, {})] == [("no-node", 0)]
