@@ -215,14 +215,14 @@ class Planner:
         """Most Models ask the same from one plan to the next: these stay the same object, and keep their demand. The
         input of a plan is taken in one stretch of work, for which every wake waits."""
         states = self._state.replica_states(request.model.metadata.uid)
-        backoffs, known = record.backoff_reasons, record.planned
+        backoffs, crashes, known = record.backoff_reasons, record.crashes, record.planned
         if (
             known is not None
             and known.model is request.model
             and known.considered is considered
             and known.replica_states is states
             and (known.replicas, known.backoffs, known.frozen) == (wanted, backoffs, request.role == "frozen")
-            and known.lacks_surge == record.lacks_surge
+            and (known.crashes, known.lacks_surge) == (crashes, record.lacks_surge)
             and known.preview == (request.facts is not None)
         ):
             return known
@@ -232,6 +232,7 @@ class Planner:
             wanted,
             replica_states=states,
             backoffs=backoffs,
+            crashes=crashes,
             lacks_surge=record.lacks_surge,
             frozen=request.role == "frozen",
             preview=request.facts is not None,

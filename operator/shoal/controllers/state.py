@@ -37,6 +37,7 @@ from shoal.kube.projections import Child, Custom
 DECISIONS_KEPT: Final = 20
 """Scaling decisions of each Model."""
 _NO_BACKOFFS: Final[Mapping[str, str]] = {}
+_NO_CRASHES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,11 @@ class ModelRecord:
     def backoff_reasons(self) -> Mapping[str, str]:
         """Class -> why it is the last choice for now."""
         return {name: each.why for name, each in self.backoffs.items()} if self.backoffs else _NO_BACKOFFS
+
+    @property
+    def crashes(self) -> frozenset[str]:
+        """Classes where its engine ended again and again."""
+        return frozenset(name for name, each in self.backoffs.items() if each.crashes) if self.backoffs else _NO_CRASHES
 
     def close_scaling(self) -> None:
         """What was decided on its replicas counts no more."""

@@ -222,12 +222,14 @@ def demand(
     created: datetime | None = None,
     replica_states: Mapping[str, ReplicaState] = MappingProxyType({}),
     backoffs: Mapping[str, str] = MappingProxyType({}),
+    crashes: frozenset[str] = frozenset(),
     lacks_surge: frozenset[str] = frozenset(),
     frozen: bool = False,
 ) -> Demand:
     """What a Model asks of the planner. `created` counts where the object has no age; `replica_states`: what runs of it
-    now, by class; `backoffs`: classes that are its last choice for now; `lacks_surge`: classes where a
-    rollout waits for a GPU; `frozen`: it keeps what it has, since it is paused or its facts are not known yet."""
+    now, by class; `backoffs`: classes that are its last choice for now; `crashes`: of these, where its engine ends
+    again and again; `lacks_surge`: classes where a rollout waits for a GPU; `frozen`: it keeps what it has, since it is
+    paused or its facts are not known yet."""
     return Demand(
         key=model.key,
         uid=model.metadata.uid or model.key,
@@ -239,6 +241,7 @@ def demand(
         rejected=considered.rejected,
         replica_states=replica_states,
         backoffs=backoffs,
+        crashes=crashes,
         interruptible_percent=model.spec.interruptible_percent,
         drain_seconds=model.spec.drain_seconds,
         lacks_surge=lacks_surge,

@@ -42,6 +42,8 @@ class FleetModel:
     """GPU class -> what runs there, is about to be applied, or is reserved."""
     backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
     """GPU class -> why it is the last choice for now."""
+    crashes: frozenset[str] = frozenset()
+    """Of `backoffs`: GPU classes where its engine ends again and again."""
     lacks_surge: frozenset[str] = frozenset()
     """GPU classes where a rollout waits for a GPU."""
     frozen: bool = False
@@ -66,6 +68,7 @@ class FleetModel:
             created=self.created,
             replica_states=self.replica_states,
             backoffs=self.backoffs,
+            crashes=self.crashes,
             lacks_surge=self.lacks_surge,
             frozen=self.frozen,
         )

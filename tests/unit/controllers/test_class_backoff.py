@@ -12,10 +12,11 @@ from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.ownership import Link, Owner
-from shoal.core.placement.backoff import RETRY_SECONDS
+from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
-from tests.support.operators import CONFIG
+from tests.support.operators import CONFIG, gpu_class
+from tests.unit.controllers.test_scale_writes import UID, Plane
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = {
@@ -108,3 +109,22 @@ def test_one_that_gets_ready_in_time_is_nothing() -> None:
 
 def test_a_rollout_is_judged_elsewhere() -> None:
     assert Cluster(updated=0).after(LONGEST_TIMEOUT_SECONDS * 2) == {}
+
+
+def test_the_plan_knows_that_the_engine_crashes_on_a_class_and_asks_for_a_node_of_another() -> None:
+    plane = Plane(replicas=1)
+    dear = gpu_class("h100", "H100", cost="2.49", memory="80Gi")
+    dear["metadata"] |= {"uid": "h100", "resourceVersion": "1", "generation": 1}
+    dear["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1, "provisionSeconds": 600}}
+    plane.world.classes.upsert(dear)
+
+    def planned(*, crashes: bool) -> dict[str, int]:
+        backoff = ClassBackoff("a replica there did not start", START, crashes=crashes)
+        plane.state.record(UID).backoffs = {"l4": backoff}
+        plane.planner.plan()
+        decided = plane.state.record(UID).placement
+        assert decided is not None
+        return {v.gpu_class: v.replicas for v in decided.placement.variants if v.replicas}
+
+    assert planned(crashes=False) == {"l4": 1}, "a GPU is free there"
+    assert planned(crashes=True) == {"h100": 1}

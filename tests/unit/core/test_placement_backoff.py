@@ -143,6 +143,8 @@ def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_befo
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     )
+    assert found["l4-24gb"].crashes
+    assert not observe({}, [pod()], now=at(900), timeout=startup_timeout)["l4-24gb"].crashes, "it is slow"
 
 
 def test_a_class_in_backoff_is_the_last_choice_for_preemption_too() -> None:

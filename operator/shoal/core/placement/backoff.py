@@ -41,6 +41,8 @@ class ClassBackoff:
     no_nodes: str = ""
     """Reason for which no node of the class comes for any Model: it is an outage of the class (`outages.py`), and no
     backoff. "": the cause is this Model's."""
+    crashes: bool = False
+    """The engine of a replica there ended again and again."""
 
 
 def observe(
@@ -115,7 +117,7 @@ def observe(
                     no_nodes="" if alone else NO_NODE_CAME,
                 )
         elif name not in works and (ended := _crashes(pod)) is not None:
-            found[name] = ClassBackoff(ended, until)
+            found[name] = ClassBackoff(ended, until, crashes=True)
         elif name not in works and age >= timeout(name):
             found[name] = ClassBackoff(f"a replica there was not ready after {_minutes(age)}, three cold starts", until)
     return found

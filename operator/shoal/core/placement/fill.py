@@ -57,16 +57,45 @@ def _preempt(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: P
 def _place(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> tuple[int, bool]:
     """Where GPUs are or come, without taking any from others. Returns how many replicas are still to be found, and
     whether nodes may come."""
-    left = _request(plan, capacities, left)
+    worse = _worse_than_new_nodes(plan, capacities)
+    left = _request(plan, capacities, left, worse)
     added = bool(left) and any(capacity.coming for capacity in capacities.values())
     if added:
         left = _keep_adding(plan, capacities, left)
-    left = _wait(plan, capacities, left)
+    passed_over = plan.passed_over
+    # A replica whose engine ends again and again may leave for a new node, but not to wait for GPUs that others hold.
+    stay = min(left, _startable(plan, worse))
+    plan.passed_over = passed_over | worse
+    left = stay + _wait(plan, capacities, left - stay)
     if added:
-        passed_over, plan.passed_over = plan.passed_over, plan.passed_over | frozenset(plan.demand.backoffs)
+        plan.passed_over = passed_over | frozenset(plan.demand.backoffs)
         left = _add_nodes(plan, capacities, left)
-        plan.passed_over = passed_over
+    plan.passed_over = passed_over
+    if left and worse:
+        left = _request_backed_off(plan, capacities, left, frozenset(plan.demand.backoffs))
+        left = _wait(plan, capacities, left)
     return left, added
+
+
+def _worse_than_new_nodes(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> frozenset[str]:
+    """Classes on which the engine ends again and again, while a node may come of another class that is in no backoff. A
+    class where another replica is ready works."""
+    demand, states = plan.demand, plan.demand.replica_states
+    found = frozenset(name for name in demand.crashes if (state := states.get(name)) is None or not state.ready)
+
+    def may_come(candidate: Candidate) -> bool:
+        name = candidate.gpu_class
+        capacity, state = capacities.get(name), states.get(name)
+        announced = state is not None and state.announced > 0
+        return (
+            name not in demand.backoffs
+            and capacity is not None
+            and (not capacity.supply.outage or announced)
+            and any(free >= candidate.gpus for free in capacity.coming)
+            and plan.may_have_more(candidate) > 0
+        )
+
+    return found if found and any(may_come(candidate) for candidate in plan.order) else frozenset()
 
 
 def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
@@ -221,21 +250,34 @@ def _leave_rejected(plan: ModelPlan, capacities: dict[str, ClassCapacity], left:
     return left
 
 
-def _keep_backed_off(plan: ModelPlan, left: int) -> int:
-    """Keeps replicas that are not ready on a class in backoff, where no other class has capacity: they may start
-    yet."""
+def _request_backed_off(
+    plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int, classes: frozenset[str], stay: int = 0
+) -> int:
+    """Keeps replicas that are not ready on `classes`, which are in backoff, where no other class has capacity: they may
+    start yet. Then takes free GPUs there, but not for `stay` of the replicas, which run on another such class."""
     for candidate in plan.order:
-        stock = plan.stock.get(candidate.gpu_class)
-        if stock is not None and candidate.gpu_class in plan.demand.backoffs:
-            have = plan.kept.get(candidate.gpu_class, 0)
-            keep = min(stock.sound - have, left, plan.may_have_more(candidate))
+        if candidate.gpu_class in classes:
+            keep = min(left, _not_kept(plan, candidate))
             if keep > 0:
-                plan.kept[candidate.gpu_class] = have + keep
+                plan.kept[candidate.gpu_class] = plan.kept.get(candidate.gpu_class, 0) + keep
                 left -= keep
-    return left
+    stay = min(left, stay)
+    return stay + _take_capacity(plan, capacities, [c for c in plan.order if c.gpu_class in classes], left - stay)
 
 
-def _request(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+def _startable(plan: ModelPlan, classes: frozenset[str]) -> int:
+    """Replicas that are not ready on `classes`, and may stay there."""
+    return sum(max(0, _not_kept(plan, candidate)) for candidate in plan.order if candidate.gpu_class in classes)
+
+
+def _not_kept(plan: ModelPlan, candidate: Candidate) -> int:
+    stock = plan.stock.get(candidate.gpu_class)
+    left = stock.sound - plan.kept.get(candidate.gpu_class, 0) if stock is not None else 0
+    return min(left, plan.may_have_more(candidate))
+
+
+def _request(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int, worse: frozenset[str]) -> int:
+    """Takes free GPUs, and keeps what starts on classes in backoff. Of the latter, those in `worse` are left out."""
     rolling = [c for c in plan.order if left and _is_rolling(plan, c.gpu_class)]
     for candidate in rolling:
         # The GPUs of a pod that a rollout replaces are for its replacement: no reason to use another class.
@@ -254,8 +296,8 @@ def _request(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -
     backoffs = plan.demand.backoffs
     left = _take_capacity(plan, capacities, [c for c in plan.order if c.gpu_class not in backoffs], left)
     if backoffs:
-        left = _keep_backed_off(plan, left)
-        left = _take_capacity(plan, capacities, [c for c in plan.order if c.gpu_class in backoffs], left)
+        classes = frozenset(backoffs) - worse
+        left = _request_backed_off(plan, capacities, left, classes, stay=_startable(plan, worse))
     return left
 
 

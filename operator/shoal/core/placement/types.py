@@ -130,6 +130,9 @@ class Demand:
     """Seconds for which a replica that is to go may hold its GPUs; only for messages."""
     backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
     """Class -> why it is the last choice for now (`backoff.py`). Replicas that are ready there stay."""
+    crashes: frozenset[str] = frozenset()
+    """Of `backoffs`: classes where the engine ends again and again. GPUs there are worth less than a node that an
+    autoscaler adds to another class."""
     lacks_surge: frozenset[str] = frozenset()
     """Classes where a rollout waits: they have no GPUs for one replica more, so that the replica there would go before
     its successor comes (`relocation.py`)."""
