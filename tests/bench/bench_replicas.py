@@ -20,10 +20,12 @@ replicas.
 
 First the engines are warmed up. Then come rounds: in each all rules, one after the other, with empty caches, routers
 that have just started, and the same traffic, which differs between rounds. A row has the answers of all rounds
-together. Its CPU is that of all processes that the rule has beside the engines. Each engine has 0.4 of a core and no
-more (`cpu_quota`, which needs root): else a rule that sends all to one engine would not lack the cores of the others.
+together; *settled* leaves out the first tenth of the requests of each round, as `bench_routing` does: all clients begin
+at once, so these meet empty caches and routers that know nothing. A row's CPU is that of all processes that the rule
+has beside the engines. Each engine has 0.4 of a core and no more (`cpu_quota`, which needs root): else a rule that
+sends all to one engine would not lack the cores of the others.
 
-The model is the tiny one made larger, without meaning: to read a prompt is most of an engine's work then, as on a GPU.
+The model is the tiny one made larger (`replica_model`): to read a prompt is most of an engine's work then, as on a GPU.
 With the tiny one itself an engine spends more on HTTP and on making tokens of text, of the same CPU. On two cores it
 reads 4,000 tokens a second, and a step of the answer takes 13 ms.
 Needs 7 GB, and images/engine-cpu/install.sh: without it nothing is measured.
@@ -68,6 +70,7 @@ COLUMNS: Final = (
     "TTFT p50 s",
     "p90 s",
     "p99 s",
+    "settled p99 s",
     "all rounds s",
     "router CPU ms per request",
     "answers",
@@ -81,6 +84,8 @@ class Result:
     """Of one rule, over all rounds."""
 
     answers: list[Answer] = field(default_factory=list[Answer])
+    settled: list[float] = field(default_factory=list[float])
+    """Seconds until the first token, without the first tenth of the requests of each round."""
     failed: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -99,6 +104,7 @@ class Result:
         return [
             f"{100 * hits:.1f} %",
             *(f"{waits[int(len(waits) * part)]:.3f}" for part in (0.5, 0.9, 0.99)),
+            f"{sorted(self.settled)[int(len(self.settled) * 0.99)]:.3f}",
             f"{self.seconds:.1f}",
             f"{1000 * self.cpu_seconds / len(waits):.1f}",
             str(len(waits)),
@@ -138,6 +144,8 @@ async def run(
             result.missing = type(error).__name__
             return
     result.answers += answers
+    begun = sorted(answers, key=lambda answer: answer.began)
+    result.settled += (answer.seconds for answer in begun[len(begun) // 10 :])
     result.failed += failed
     result.seconds += seconds
     result.cpu_seconds += cpu

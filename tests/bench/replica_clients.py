@@ -39,6 +39,8 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    began: float
+    """When it was asked for, in seconds of a monotonic clock."""
     seconds: float
     """Until the first token."""
     prompt: int
@@ -125,4 +127,4 @@ async def _ask(
     if not first or "prompt_tokens" not in usage:
         raise ValueError("the answer has no tokens or no usage")
     details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-    return Answer(first - began, usage["prompt_tokens"], details.get("cached_tokens") or 0, said)
+    return Answer(began, first - began, usage["prompt_tokens"], details.get("cached_tokens") or 0, said)
