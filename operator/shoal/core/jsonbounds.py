@@ -39,7 +39,8 @@ def beyond(raw: bytes, most: JsonBounds) -> str | None:
     # Upper bounds first: what stands in strings counts as if it were structure.
     opens = raw.count(b"[") + raw.count(b"{")
     if (
-        opens <= min(most.depth, most.containers)
+        opens <= most.depth
+        and opens <= most.containers
         and (size <= 2 * most.strings or raw.count(b'"') <= 2 * most.strings)
         and (size <= most.values or raw.count(b",") + opens < most.values)
     ):

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from shoal.core.capabilities import Capability, generates_only
 from shoal.core.fields.table import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, GENERATING, RERANK, SCORE, TRANSCRIBE
-from shoal.core.routing.resolve import ServedModel, abilities
+from shoal.core.routing.resolve import ServedModel, abilities, can
 from shoal.net.errors import ApiError
 
 NEEDS: Final[Mapping[str, Capability]] = {
@@ -43,8 +43,9 @@ def refuse_incapable(model: ServedModel, path: str, name: str, asked: str) -> No
         text = f"The model `{name}` does not serve {asked} where this request goes: use {paths}."
         raise ApiError(400, text, "wrong_endpoint", param="model")
     need = NEEDS.get(path)
-    if need is None or need in (able := abilities(model)):
+    if need is None or can(model, need):
         return
+    able = abilities(model)
     paths = ", ".join(path for path, needed in NEEDS.items() if needed in able)
     what = f"it can {' and '.join(able)}: use {paths}" if paths else "no endpoint here is for it"
     kind = "model" if model.adapter is None else "adapter"

@@ -1,15 +1,16 @@
 """What a Model can do, by its architecture and its engine's arguments."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
 from shoal.api.model import Model
 from shoal.core.architectures import facts_of
-from shoal.core.capabilities import capabilities
+from shoal.core.capabilities import Capability, capabilities
 from shoal.core.enginedifferences import EngineDifferences
-from shoal.core.routing.resolve import served_model
+from shoal.core.routing.resolve import ServedAdapter, ServedModel, abilities, can, served_model
 from shoal.engine.kinds import KINDS
 from shoal.engine.sglang.wire import EMBEDS_ARG, NO_PREFIX_CACHE, WIRE
 from shoal.engine.wires import differences_of
@@ -188,3 +189,11 @@ def test_a_model_that_reads_text_only_transcribes_nothing() -> None:
     facts = facts_of({"architectures": ["GlmAsrForConditionalGeneration"], "model_type": "x", **SIZES}, source="x")
     for args, able in (((), {"generate", "score", "transcribe"}), ((OFF,), {"generate", "score"})):
         assert capabilities(facts, args, shares_prefixes=True, differences=differences_of("vLLM")) == able
+
+
+def test_an_endpoint_asks_for_what_the_error_lists() -> None:
+    """Each request asks for one ability (`can`); the message of a refusal lists them all (`abilities`)."""
+    model = ServedModel("a/m", "uid", "m", (), None, capabilities=frozenset({"generate", "score"}))
+    adapter = ServedAdapter("a/adapter", "adapter-uid", "revision", "adapter", "file:///adapter")
+    for served in (model, replace(model, adapter=adapter)):
+        assert [need for need in sorted(get_args(Capability)) if can(served, need)] == abilities(served)

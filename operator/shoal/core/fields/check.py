@@ -46,7 +46,7 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         return FieldProblem(
             "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
         )
-    if endpoint == CHAT and (found := tools_problem(fields, facts)) is not None:
+    if endpoint == CHAT and "tools" in fields and (found := tools_problem(fields, facts)) is not None:
         return found
     if endpoint == TOKENIZE and (found := not_one_text(fields)) is not None:
         return found

@@ -116,7 +116,11 @@ def placeholder_problem(fields: Mapping[str, Any], facts: Facts) -> FieldProblem
     cannot hold that exception: SGLang never answers such a request.
     """
     messages = cast("list[dict[str, Any]]", fields["messages"])
-    if not any(_has_media(message.get("content")) for message in messages):
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and _has_media(cast("list[dict[str, Any]]", content)):
+            break
+    else:
         return None
     # Texts are joined, because a template may put two of them together.
     texts = {
@@ -133,10 +137,8 @@ def placeholder_problem(fields: Mapping[str, Any], facts: Facts) -> FieldProblem
     return None
 
 
-def _has_media(content: Any) -> bool:
-    return isinstance(content, list) and any(
-        part.get("type") in KINDS for part in cast("list[dict[str, Any]]", content)
-    )
+def _has_media(parts: list[dict[str, Any]]) -> bool:
+    return any(part.get("type") in KINDS for part in parts)
 
 
 def _of_messages(messages: list[dict[str, Any]]) -> Iterator[str]:

@@ -76,6 +76,8 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
     """The media of a chat, also of one that has not been checked. What cannot be read, and what is not there yet
     because it is a URL, counts as the smallest image, and a sound has no known length then. No more is read than a
     check would read: the rest counts as the mean."""
+    if not may_have_media(fields.get("messages")):
+        return NO_MEDIA
     images = sounds = files = characters = tokens = heard = read = 0
     milliseconds: int | None = 0
     reads = True
@@ -108,7 +110,17 @@ def media_size(fields: Mapping[str, Any]) -> MediaSize:
 
 def has_media(fields: Mapping[str, Any]) -> bool:
     """Whether a chat has an image, a sound or a file."""
-    return next(media_parts(fields.get("messages")), None) is not None
+    messages = fields.get("messages")
+    return may_have_media(messages) and next(media_parts(messages), None) is not None
+
+
+def may_have_media(messages: Any) -> bool:
+    """Whether a chat's messages have parts. Almost all have texts alone, which this tells in a tenth of the time in
+    which their parts are looked for."""
+    for message in cast("list[Any]", messages) if isinstance(messages, list) else ():
+        if isinstance(message, dict) and isinstance(cast("dict[str, Any]", message).get("content"), list):
+            return True
+    return False
 
 
 def media_parts(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:

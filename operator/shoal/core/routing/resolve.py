@@ -148,6 +148,11 @@ def abilities(model: ServedModel) -> list[Capability]:
     return sorted(model.capabilities if model.adapter is None else model.capabilities & _WITH_ADAPTERS)
 
 
+def can(model: ServedModel, need: Capability) -> bool:
+    """Whether a Model, or a Model with an adapter, can do it: `abilities` without the list, for each request."""
+    return need in model.capabilities and (model.adapter is None or need in _WITH_ADAPTERS)
+
+
 def listed_capabilities(model: ServedModel) -> tuple[str, ...]:
     """`capabilities` of `GET /v1/models`, and of a Model's status."""
     return tuple(sorted({*abilities(model), *model.traits}))
