@@ -251,8 +251,9 @@ class Quota:
         rate = self.rate(model, plan)
         spend = 0 if rate is None else cost(rate, prompt, 0, answer, **units._asdict())
         asked = Cost(prompt + answer, spend)
-        month, live = quotas.months.now(), quotas.ledger.live
         budget = self.limits.budget
+        # Only a budget needs the ledger, which takes longer to ask than all limits.
+        month, live = ("", False) if budget is None else (quotas.months.now(), quotas.ledger.live)
         if not self._priced and budget is not None and budget.refuse_unknown:
             raise refusal(Over("budget", "currency", budget.most, 0, 0, 60), self.limits)
         now, account = quotas.clock(), self.account
@@ -381,7 +382,7 @@ class Quota:
     def header_lines(self) -> HeaderLines:
         """OpenAI's rate limit headers."""
         quotas = self._quotas
-        states = self.account.limit_states(quotas.clock(), quotas.peers, ledger=quotas.ledger.live)
+        states = self.account.limit_states(quotas.clock(), quotas.peers)
         return b"".join(map(header_lines_of, states))
 
 

@@ -1,6 +1,7 @@
 """Answers to clients about their limits: refusals in OpenAI's format, and OpenAI's headers."""
 
 from functools import lru_cache
+from math import ceil
 from typing import Final
 
 from shoal.core.quota.limits import Limit, Limits, LimitState, Over
@@ -134,7 +135,7 @@ def header_lines_of(state: LimitState) -> HeaderLines:
 
 def duration(seconds: float) -> bytes:
     """A duration in Go's format, as in OpenAI's headers: 0s, 120ms, 12.5s, 1m0s. Rounded up to milliseconds."""
-    return _duration(-int(-seconds * 1000 // 1))
+    return _duration(ceil(seconds * 1000))
 
 
 @lru_cache(maxsize=4096)

@@ -196,19 +196,25 @@ class Account:
         self._enter_month(month, ledger=ledger)
         return self._known(budget) * 100 // budget.most if budget.most else 100
 
-    def limit_states(self, now: float, peers: Callable[[], GatewayPeers], *, ledger: bool = False) -> list[LimitState]:
-        """What is left of the limits per minute."""
+    def limit_states(self, now: float, peers: Callable[[], GatewayPeers]) -> list[LimitState]:
+        """What is left of the limits per minute, for which the ledger does not matter."""
         found: list[LimitState] = []
+        # Every answer of a tenant with limits comes through here.
+        limits, shares, alone = self.limits, self._shares, not self.peer_usage
         for limit in PER_MINUTE:
-            if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
+            if limit == "requests":
+                most, window, reserved = limits.requests, self._requests, 0
+            else:
+                most, window, reserved = limits.tokens, self._tokens, self._reserved_tokens
+            if most is None:
                 continue
-            share, own = self._shares.get(limit), self._own(limit, now)
+            share, own = shares.get(limit), window.sum(now) + reserved
             if share is None or now - share.since >= PUBLISH_SECONDS or own + 1 > share.cap:
-                share, own = self._renewed(limit, now, 1, peers, ledger=ledger)
+                share, own = self._renewed(limit, now, 1, peers, ledger=False)
             left = most - own - share.peer_use
-            ends = (self._requests if limit == "requests" else self._tokens).ends
-            if self.peer_usage:
-                ends = max(ends, *(window.ends for window in self.peer_usage.windows(limit)))
+            ends = window.ends
+            if not alone:
+                ends = max(ends, *(each.ends for each in self.peer_usage.windows(limit)))
             found.append(LimitState(limit, most, left if left > 0 else 0, ends - now if ends > now else 0.0))
         return found
 
