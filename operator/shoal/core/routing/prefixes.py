@@ -138,7 +138,7 @@ class PrefixIndex:
         if held is None:
             held = self._held[uid] = OrderedDict()
             self._tokens[uid] = 0
-        places, added, last = self._places, 0, len(points) - 1
+        places, added, last, before = self._places, 0, len(points) - 1, self._count
         evicted = self._evicted.get(uid)
         # The beginning is the youngest: engines forget the end of a prompt first.
         for at in range(last, -1, -1):
@@ -161,8 +161,9 @@ class PrefixIndex:
                 places[point] = {uid: None}
             else:
                 there[uid] = None
-        if added:
-            self._tokens[uid] += added
+        if self._count == before:
+            return  # the replica has the prompt already
+        self._tokens[uid] += added
         self._shrink(uid)
 
     def held(self, points: Points) -> dict[str, int]:

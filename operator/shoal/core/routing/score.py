@@ -60,6 +60,10 @@ MOST_HELD: Final = 16
 """Replicas that are scored because they have some of the prompt, where others have less of it."""
 _MOST_HOMES: Final = 4096
 """Heads whose home is kept."""
+_TURNS: Final = tuple(
+    tuple((*range(start, count), *range(start)) for start in range(count)) for count in range(MOST_CANDIDATES + 1)
+)
+"""By number of candidates, and by the one that is looked at first: in what order they are."""
 
 
 def work(prompt: float, cached: float) -> float:
@@ -399,9 +403,8 @@ class ReplicaScores:
             if held is None:
                 held, length = self.prefixes.held(points), trust.length
         known, home_uid, home_worth, base = self._knowledge(view, prompt, home, held, length, trust)
-        start = rotation % count
         if count <= MOST_CANDIDATES:
-            order: Sequence[int] = range(count) if not start else (*range(start, count), *range(start))
+            order: Sequence[int] = _TURNS[count][rotation % count]
         else:
             order = _sample(count, rotation, [view.at[uid] for uid in known])
             if held and len(held) > MOST_HELD:
@@ -602,7 +605,7 @@ class ReplicaScores:
         if head is None and home is None and not held:
             return known, None, 0.0, 0.0
         reuse, at, uids = self.reuse, view.at, view.uids
-        places, systems = reuse.places(head), reuse.systems(system)
+        places, systems = reuse.places(head), None if system is None else reuse.systems(system)
         head_home = at.get(home) if home is not None else None if head is None else view.home(head)
         system_home = head_home if home is not None else None if system is None else view.home(system)
         base = 0.0
@@ -626,7 +629,7 @@ class ReplicaScores:
         home_uid = None if head_home is None else uids[head_home]
         reuse.expect(
             prompt,
-            [uids[each] for each in wanted],
+            map(uids.__getitem__, wanted),
             known,
             trust,
             places=places,
