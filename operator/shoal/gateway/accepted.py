@@ -164,7 +164,9 @@ class AcceptedRequest:
 
     def suits(self, replica: Replica) -> bool:
         """Whether the replica's engine does what the request asks for, as far as is known."""
-        return replica.runs not in self.lacking and self.prepared.suits(replica)
+        if self.lacking and replica.runs in self.lacking:
+            return False
+        return self.prepared.suits(replica)
 
     def not_reached(self) -> ApiError:
         """The error for a request that its carrier can send to no replica."""

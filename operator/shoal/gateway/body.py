@@ -153,15 +153,12 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     if options is not None and not isinstance(options, dict):
         raise _invalid("stream_options", "an object")
     streams = bool(stream) and endpoint in GENERATING
-    usage_options = cast("dict[str, Any]", options or {})
-    continuous = usage_options.get("continuous_usage_stats") is True and usage_options.get("include_usage") is True
-    return Parsed(
-        fields=body,
-        model_name=word,
-        stream=streams,
-        wants_usage=usage_options.get("include_usage") is True,
-        wants_continuous=continuous,
-    )
+    if not options:
+        return Parsed(body, word, streams, False, False)
+    usage_options = cast("dict[str, Any]", options)
+    wants_usage = usage_options.get("include_usage") is True
+    continuous = wants_usage and usage_options.get("continuous_usage_stats") is True
+    return Parsed(body, word, streams, wants_usage=wants_usage, wants_continuous=continuous)
 
 
 def translated(parsed: Parsed, dialect: Dialect) -> Parsed:

@@ -132,7 +132,10 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 """By the client's path."""
 
 
+_BELOW_MESSAGES: Final = f"{MESSAGES}/"
+
+
 def dialect_of_errors(path: str) -> Dialect | None:
     """The API whose shape errors have: also of a path below Anthropic's that is not served; None: OpenAI's."""
     found = DIALECTS.get(path)
-    return DIALECTS[MESSAGES] if found is None and path.startswith(f"{MESSAGES}/") else found
+    return DIALECTS[MESSAGES] if found is None and path.startswith(_BELOW_MESSAGES) else found

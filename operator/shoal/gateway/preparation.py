@@ -259,7 +259,8 @@ class Preparation:
         encoded = self._engine_body(asked, body.raw, native, model, space, id or self._arrival.id)
         if asked.form is not None:
             fields = audioform.loggable(fields)
-        marks = self._marks(space, fields, model)
+        among = len(self._app.directory.snapshot.replicas_of(model))
+        marks = self._marks(space, fields, model, among)
         prepared = Prepared(
             path if native is None else self._arrival.path,
             asked.parsed.model_name,
@@ -271,7 +272,7 @@ class Preparation:
             choices,
             identity.priority,
             prompt_count,
-            self._prompt(space, fields, model, read, marks),
+            self._prompt(space, fields, model, read, marks, among),
             dialect=encoded.dialect,
             native=native,
             content_type=encoded.content_type,
@@ -370,7 +371,8 @@ class Preparation:
         path, cap = self._arrival.engine_path, model.max_output_tokens
         if native is None:
             fields = asked.parsed.fields
-            return bound_answer(fields, path, None), bound_answer(fields, path, cap)
+            allowed = bound_answer(fields, path, None)
+            return allowed, allowed if cap is None else bound_answer(fields, path, cap)
         fields = asked.original.fields
         return bound_native(fields, native.bound, path, None), bound_native(fields, native.bound, path, cap)
 
@@ -395,23 +397,23 @@ class Preparation:
         return _EngineBody(form.body, form.content_type, dialect, salted)
 
     def _prompt(
-        self, space: str, fields: Mapping[str, Any], model: ServedModel, read: int, marks: Marks | None
+        self, space: str, fields: Mapping[str, Any], model: ServedModel, read: int, marks: Marks | None, among: int
     ) -> Prompt | None:
-        """What the choice of a replica goes by. `read`: bytes that the engine reads."""
+        """What the choice of a replica `among` so many goes by. `read`: bytes that the engine reads."""
         app, meter = self._app, self.meter
         # While the Model has no replica, the request waits for several, maybe.
-        if model.external is not None or meter.free or len(app.directory.snapshot.replicas_of(model)) == 1:
+        if model.external is not None or meter.free or among == 1:
             return None
         points = () if app.fleet.scores is None else points_of(marks)
         prompt = prompt_of(f"{model.uid} {space}", fields, read, points, medium=meter.media.each)
         return prompt if model.keeps_prefixes else Prompt(prompt.tokens)
 
-    def _marks(self, space: str, fields: Mapping[str, Any], model: ServedModel) -> Marks | None:
-        """Checksums of the prompt's beginnings, for advice and for the choice among several replicas."""
+    def _marks(self, space: str, fields: Mapping[str, Any], model: ServedModel, among: int) -> Marks | None:
+        """Checksums of the prompt's beginnings, for advice and for the choice `among` several replicas."""
         app = self._app
         if model.external is not None or self._arrival.engine_path not in GENERATING or not model.keeps_prefixes:
             return None
-        chosen = app.fleet.scores is not None and len(app.directory.snapshot.replicas_of(model)) != 1
+        chosen = app.fleet.scores is not None and among != 1
         if not app.traffic.most and not chosen:
             return None
         adapter = "" if model.adapter is None else model.adapter.uid

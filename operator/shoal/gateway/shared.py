@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shoal.api.identity import model_server_name
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 def engine_port(replica: Replica) -> int:
     """The port of the replica's engine."""
     return ENGINE_TLS_PORT if replica.mtls else ENGINE_PORT
+
+
+@lru_cache(maxsize=4096)  # each request asks, for one of few replicas
+def _address(host: str, port: int, model_uid: str | None) -> UpstreamAddress:
+    return UpstreamAddress(host, port, None if model_uid is None else model_server_name(model_uid))
 
 
 class Gateway:
@@ -126,8 +132,7 @@ class Gateway:
 
     def target(self, replica: Replica) -> UpstreamAddress:
         """The address of the replica's engine, and the name that its certificate must carry."""
-        name = model_server_name(replica.model_uid) if replica.mtls else None
-        return UpstreamAddress(replica.ip or "", self._engine_port(replica), name)
+        return _address(replica.ip or "", self._engine_port(replica), replica.model_uid if replica.mtls else None)
 
     def deadlines_of(self, model: ServedModel) -> Deadlines:
         """The deadlines of a Model's requests: the Model's own limit where it is shorter than the gateway's."""

@@ -64,14 +64,15 @@ class TrafficSample:
         if not prompt or prompt > _LONGEST:
             return
         replica, first, seconds = meter.replica, meter.seconds_to_first_byte, meter.seconds
+        accepted = time.monotonic() - seconds
         adapter, missed = prepared.model.adapter, meter.adapter_missed
         flags = STREAM if prepared.stream else 0
         if missed is not None:
             flags |= ADAPTER_KNOWN if missed else ADAPTER_KNOWN | ADAPTER_RESIDENT
         marks = prepared.marks
         head = HEAD.pack(
-            time.monotonic() - seconds,
-            _milliseconds(seconds - meter.seconds_at_replica),
+            accepted,
+            _milliseconds(meter.sent_at - accepted),
             UNKNOWN if first is None else _milliseconds(first),
             _milliseconds(seconds),
             prompt,

@@ -224,6 +224,8 @@ class Meter:
         """Bytes of text of which an engine would read about as much as of the request."""
         if self._heard_ms is not None:
             return self._tokens_of(self._heard_ms) * BYTES_PER_TOKEN
+        if self.media is NO_MEDIA:
+            return body_bytes + self.repeated_bytes
         return self.media.text_bytes(body_bytes) + self.repeated_bytes
 
     @staticmethod
@@ -372,12 +374,14 @@ class Meter:
         return self._row("final", f"{self.id}:final", self.tokens())
 
     def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
-        data: dict[str, Any] = {**self._base, "kind": kind, "countSource": self.count_source}
+        data: dict[str, Any] = self._base.copy()
+        data["kind"] = kind
+        data["countSource"] = self.count_source
         if kind == "attempt":
             data["attempt"] = self.attempts
         if kind != "open":
             data["attempts"] = self.attempts
-            data["durationMs"] = milliseconds(self.seconds)
+            data["durationMs"] = milliseconds(time.monotonic() - self._started)
             if counts is not _NO_COUNTS:
                 data |= {name: value for name, value in counts.items() if value is not None}
             if self.outcome is not None:

@@ -108,12 +108,14 @@ class KeyRing:
 
         Without a key it is made of nothing, and still tells spaces apart: a client cannot send one.
         """
-        secret = next(iter(self.bearers_of("gateway", keys.CACHE_SALT)), "")
+        bearers = self.bearers_of("gateway", keys.CACHE_SALT)
+        secret = bearers[0] if bearers else ""
         return _cache_salt(secret, model_uid, space)
 
     def mark_secret(self, model_uid: str, adapter_uid: str, space: str) -> int:
         """32 bits with which checksums of prompts begin (`core/advice/marks.py`), the same at every gateway."""
-        secret = next(iter(self.bearers_of("gateway", keys.PROMPT_MARKS)), "")
+        bearers = self.bearers_of("gateway", keys.PROMPT_MARKS)
+        secret = bearers[0] if bearers else ""
         return _mark_secret(secret, model_uid, adapter_uid, space)
 
 
