@@ -24,9 +24,9 @@ def command() -> None:
 def run(kubeconfig: str | None) -> None:
     """Serve the OpenAI API. Settings come from SHOAL_GATEWAY_* (docs/gateway.md)."""
     import pydantic
-    import uvloop
 
     from shoal.gateway.settings import GatewaySettings
+    from shoal.net import loop
     from shoal.net.serving import CannotListen
     from shoal.runtime import logs
 
@@ -49,7 +49,7 @@ def run(kubeconfig: str | None) -> None:
             await GatewayProcess(settings, client).run()
 
     try:
-        uvloop.run(main())
+        loop.run(main())
     except* ValueError as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from None
     except* CannotListen as group:

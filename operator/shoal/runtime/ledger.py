@@ -21,9 +21,8 @@ def command() -> None:
 @click.option("--kubeconfig", help="Default: KUBECONFIG, ~/.kube/config or the pod's ServiceAccount.")
 def run(kubeconfig: str | None) -> None:
     """Store usage records and serve totals and queries. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
-    import uvloop
-
     from shoal.ledger.process import LedgerProcess
+    from shoal.net import loop
     from shoal.runtime import logs
 
     settings = _settings()
@@ -40,7 +39,7 @@ def run(kubeconfig: str | None) -> None:
             await LedgerProcess(settings, client).run()
 
     try:
-        uvloop.run(main())
+        loop.run(main())
     except* ValueError as group:
         why = "; ".join(map(str, group.exceptions))
         raise click.ClickException(f"{why}; without a cluster: SHOAL_LEDGER_RECONCILE=false") from None
