@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from shoal.core.placement import ClassSupply, Demand, Held, Placement, ReplicaState, plan
 from tests.support.fleets import candidate, demand, standing, supply
@@ -22,11 +23,11 @@ def starts(name: str, pods: int = 1, ready: int = 0) -> ReplicaState:
 PENDING = ReplicaState(1, 1, {}, pods=1)
 
 
-def crashing(standing: Mapping[str, ReplicaState], *, wanted: int = 1, **more: object) -> Demand:
+def crashing(standing: Mapping[str, ReplicaState], *, wanted: int = 1, **more: Any) -> Demand:
     """A Model whose engine crashed on the cheaper class."""
     classes = {"l4-24gb": CRASHES}
     found = demand("chat/a", L4, H100, wanted=wanted, standing=standing, backoffs=classes, crashes=frozenset(classes))
-    return replace(found, **more)  # type: ignore[arg-type]
+    return replace(found, **more)
 
 
 def one(model: Demand, *supplies: ClassSupply) -> Placement:
