@@ -94,6 +94,15 @@ class Result:
     missing: str | None = None
     """Why it is not measured."""
 
+    def take(self, answers: Sequence[Answer], failed: int, *, seconds: float, cpu_seconds: float) -> None:
+        """What one round gave."""
+        self.answers += answers
+        begun = sorted(answers, key=lambda answer: answer.began)
+        self.settled += (answer.seconds for answer in begun[len(begun) // 10 :])
+        self.failed += failed
+        self.seconds += seconds
+        self.cpu_seconds += cpu_seconds
+
     def cells(self, *, tuned: bool) -> list[str]:
         if self.missing is not None:
             return [f"not measured: {self.missing}"]
@@ -143,12 +152,7 @@ async def run(
             print(f"{rule.name}: {error}", file=sys.stderr)
             result.missing = type(error).__name__
             return
-    result.answers += answers
-    begun = sorted(answers, key=lambda answer: answer.began)
-    result.settled += (answer.seconds for answer in begun[len(begun) // 10 :])
-    result.failed += failed
-    result.seconds += seconds
-    result.cpu_seconds += cpu
+    result.take(answers, failed, seconds=seconds, cpu_seconds=cpu)
     if fleet.adapters is not None:
         loaded, evicted = loads.counted()
         result.loads += loaded

@@ -85,13 +85,18 @@ def test_all_rules_are_asked_the_same_in_a_round_and_something_else_in_the_next(
 
 
 def test_the_row_of_a_rule_on_real_engines_has_the_answers_of_all_rounds_under_its_columns() -> None:
-    result = bench_replicas.Result(seconds=4.0, cpu_seconds=0.01, failed=1)
-    result.answers += [Answer(seconds, 100, cached, "") for seconds, cached in ((0.5, 0), (0.1, 50), (0.3, 100))]
+    result = bench_replicas.Result()
+    waits = {0: [0.3] * 9 + [0.9], 50: [0.1] * 10}
+    for cached, seconds in waits.items():
+        answers = [Answer(-at, each, 100, cached, "") for at, each in enumerate(seconds)]
+        result.take(answers, failed=1, seconds=2.0, cpu_seconds=0.01)
     cells = result.cells(tuned=False)
     row = dict(zip(bench_replicas.COLUMNS[1:], cells, strict=True))
-    assert row["prompt tokens from the cache"] == "50.0 %"
-    assert (row["TTFT p50 s"], row["p99 s"]) == ("0.300", "0.500")
-    assert (row["router CPU ms per request"], row["answers"], row["failed"]) == ("3.3", "3", "1")
+    assert row["prompt tokens from the cache"] == "25.0 %"
+    assert (row["TTFT p50 s"], row["p99 s"]) == ("0.300", "0.900")
+    assert row["settled p99 s"] == "0.300", "without the first that was asked in its round"
+    assert (row["all rounds s"], row["router CPU ms per request"]) == ("4.0", "1.0")
+    assert (row["answers"], row["failed"]) == ("20", "2")
     assert len(result.cells(tuned=True)) == len(cells) + len(bench_replicas.TUNED_COLUMNS)
 
 
