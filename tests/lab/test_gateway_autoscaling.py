@@ -40,6 +40,7 @@ NODES = {
 }
 VALUES: dict[str, Any] = {
     "gateway": {
+        "replicas": 1,
         # CPU is read as well, and is never what decides: a lab's machine may be slow.
         "autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": MOST, "cpu": "4", "inFlight": IN_FLIGHT},
     },
