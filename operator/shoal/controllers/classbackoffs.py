@@ -49,9 +49,9 @@ class ClassBackoffs:
         self._note_admissions()
         self._note_outages()
         found: list[Mapping[str, ClassBackoff]] = []
-        for uid in self._state.starting | {uid for uid, record in self._state.records() if record.backoffs}:
+        for uid in self._state.starting | {uid for uid, record in self._state.records() if record.all_backoffs}:
             record = self._state.record(uid)
-            before = record.backoffs
+            before = record.all_backoffs
             try:
                 seen = self._check(uid, before)
             except Exception:
@@ -59,10 +59,11 @@ class ClassBackoffs:
                 log.exception("it is not known whether a class is in backoff for a Model", model_uid=uid)
                 continue
             found.append(seen)
-            record.backoffs = after = own(seen)
-            if after.keys() != before.keys():
-                for name in after.keys() - before.keys():
-                    log.warning("a class is in backoff for a Model", model_uid=uid, gpu_class=name, why=after[name].why)
+            record.all_backoffs = after = own(seen)
+            if after != before:
+                for name, each in after.items():
+                    if each != before.get(name):
+                        log.warning("a class is in backoff for a Model", model_uid=uid, gpu_class=name, why=each.why)
                 self._state.replan()
         self._decide_outages(found)
 
@@ -128,6 +129,7 @@ class ClassBackoffs:
             admitted=self._admitted,
             newest_node=self._newest_node,
             without_node=self._without_node,
+            applied=self._state.record(uid).applied,
         )
 
     def on_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:

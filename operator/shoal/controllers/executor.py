@@ -167,6 +167,8 @@ class Executor:
                     shape, lambda d, p=plan: self._begin_rollout(uid, p, decided, d)
                 )
                 self._state.lack_surge(uid, plan.gpu_class, lacks=waits)
+                if not waits:
+                    self._state.template_written(uid, plan.gpu_class, request)
             await self._replicas(model, plan, floors[plan.gpu_class])
         await self._drop(model, plans, install)
         # Last: a name that another object has must not keep the Model from its replicas.

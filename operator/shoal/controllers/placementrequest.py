@@ -7,6 +7,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core.candidates import Considered
+from shoal.core.enginerevision import EngineRevision, engine_revision
 from shoal.core.lora.pool import same_engines
 from shoal.core.placement import Placement
 
@@ -33,6 +34,10 @@ class PlacementRequest:
             and (self.model is other.model or self.model.spec == other.model.spec)
             and same_engines(self.pool, other.pool)
         )
+
+    def engine_revision(self, gpu_class: str) -> EngineRevision:
+        """What engines on a class run for this request."""
+        return engine_revision(self.model.spec, gpu_class, self.facts, self.pool)
 
 
 @dataclass(frozen=True, slots=True)

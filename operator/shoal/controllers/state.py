@@ -24,10 +24,11 @@ from shoal.core import facts
 from shoal.core.candidates import Considered
 from shoal.core.coldstart import ColdStart, FirstAnswer
 from shoal.core.devices import Claim
+from shoal.core.enginerevision import EngineRevision
 from shoal.core.fleet import FleetModel, FleetPlan
 from shoal.core.lora.pool import same_engines
 from shoal.core.placement import ClassSupply, Placement, ReplicaState, VariantPlan
-from shoal.core.placement.backoff import ClassBackoff
+from shoal.core.placement.backoff import ClassBackoff, counting
 from shoal.core.placement.outages import NodeOutage
 from shoal.core.proven import still_said
 from shoal.core.scaling import ScalingDecision, ScalingMemory, Steady
@@ -123,8 +124,12 @@ class ModelRecord:
     """Pod's uid -> the earliest request that a gateway tells of. Written by `ColdStarts`."""
     prefetch: tuple[PrefetchStatus, ...] = ()
     """Weights in node caches, per class. Written by `PrefetchController`."""
-    backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])
-    """Classes on which its replicas failed to start. Written by `ClassBackoffs`."""
+    all_backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])
+    """Classes on which its replicas failed to start, also those where engines of another revision crashed. Written by
+    `ClassBackoffs`."""
+    applied: dict[str, EngineRevision] = field(default_factory=dict[str, EngineRevision])
+    """Class -> what the pod template of its Deployment runs; none: not written in this term. Written by the
+    Executor."""
     lacks_surge: frozenset[str] = frozenset()
     """Classes where a rollout waits until the plan has looked for room on another class. Written by the Executor."""
     keda_ca: str | None = None
@@ -159,14 +164,23 @@ class ModelRecord:
         return self.plan_failure.problem if self.plan_failure is not None else self.scaling_failure
 
     @property
+    def backoffs(self) -> Mapping[str, ClassBackoff]:
+        """Classes in backoff for the Model as it is asked for now."""
+        if not self.all_backoffs or self.request is None:
+            return self.all_backoffs
+        return counting(self.all_backoffs, self.request.engine_revision)
+
+    @property
     def backoff_reasons(self) -> Mapping[str, str]:
         """Class -> why it is the last choice for now."""
-        return {name: each.why for name, each in self.backoffs.items()} if self.backoffs else _NO_BACKOFFS
+        return {name: each.why for name, each in self.backoffs.items()} if self.all_backoffs else _NO_BACKOFFS
 
     @property
     def crashes(self) -> frozenset[str]:
         """Classes where its engine ended again and again."""
-        return frozenset(name for name, each in self.backoffs.items() if each.crashes) if self.backoffs else _NO_CRASHES
+        if not self.all_backoffs:
+            return _NO_CRASHES
+        return frozenset(name for name, each in self.backoffs.items() if each.crashes)
 
     def close_scaling(self) -> None:
         """What was decided on its replicas counts no more."""
@@ -363,6 +377,14 @@ class FleetState:
         """What was applied stands in the Deployments, or has failed."""
         self.reservations.remove(model_uid, "apply")
 
+    def template_written(self, model_uid: str, gpu_class: str, request: PlacementRequest) -> None:
+        """The Deployment of a class has the pod template that a request asks for."""
+        record = self.record(model_uid)
+        known = record.request
+        # What is equal stays the same objects.
+        same = known if known is not None and request.same(known) else request
+        record.applied[gpu_class] = same.engine_revision(gpu_class)
+
     def reserve_wake(self, model_uid: str, gpu_class: str, replicas: int, gpus: int) -> None:
         """So many replicas are about to be asked for on a class before a plan says so."""
         made = Reservation(model_uid, gpu_class, replicas, gpus, "wake")
@@ -446,6 +468,7 @@ class FleetState:
         for record in self._records.values():
             record.decided = None
             record.canaries = {}
+            record.applied = {}
         self.reservations.clear("apply", "wake")
         for record in self._records.values():
             record.replica_states = None

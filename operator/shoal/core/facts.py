@@ -208,6 +208,8 @@ class Pod:
     """Ready now, or once before."""
     engine: EngineBuild | None = None
     """Of a ready one."""
+    template: str = ""
+    """Hash of the pod template that it was made from, by the Deployment controller's label; "": it has none."""
     claims: str | None = None
     """Uid of the Model whose engine the pod says it is, while it has not proved it."""
     keeps: str = ""

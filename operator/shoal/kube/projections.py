@@ -23,6 +23,7 @@ from shoal.core.podquota import AdmissionCheck, ProvisioningRequest, Workload
 K = TypeVar("K", bound=CustomResource)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+_TEMPLATE_LABEL: Final = "pod-template-hash"
 _PROCESSES: Final = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
 _READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS, names.COMPONENT_PREFETCH)
 _DEVICES: Final = re.compile(r"[1-9][0-9]{0,2}")
@@ -204,6 +205,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         knows_role_keys=gateway and names.ANNOTATION_KEYS in _map(metadata, "annotations"),
         was_ready=_was_ready(status),
         engine=_engine_build(spec) if model_uid is not None and base.ready else None,
+        template=str(labels.get(_TEMPLATE_LABEL, ""))[:_LONGEST_NAME] if ours else "",
         keeps=_pod_kept(_map(metadata, "annotations")) if ours else "",
     )
 

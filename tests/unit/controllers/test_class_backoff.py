@@ -4,7 +4,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from shoal.api.meta import GROUP
+from shoal.api import names
+from shoal.api.meta import GROUP, JsonObject
+from shoal.api.model import ModelSpec
 from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import LONGEST_TIMEOUT_SECONDS, ColdStarts
 from shoal.controllers.state import FleetState
@@ -15,7 +17,7 @@ from shoal.core.ownership import Link, Owner
 from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
-from tests.support.operators import CONFIG, gpu_class
+from tests.support.operators import CONFIG, gpu_class, model
 from tests.unit.controllers.test_scale_writes import UID, Plane
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,12 +121,116 @@ def test_the_plan_knows_that_the_engine_crashes_on_a_class_and_asks_for_a_node_o
     plane.world.classes.upsert(dear)
 
     def planned(*, crashes: bool) -> dict[str, int]:
-        backoff = ClassBackoff("a replica there did not start", START, crashes=crashes)
-        plane.state.record(UID).backoffs = {"l4": backoff}
-        plane.planner.plan()
-        decided = plane.state.record(UID).placement
-        assert decided is not None
-        return {v.gpu_class: v.replicas for v in decided.placement.variants if v.replicas}
+        request = plane.state.record(UID).request
+        assert request is not None
+        crashed = request.engine_revision("l4") if crashes else None
+        backoff = ClassBackoff("a replica there did not start", START, crashed=crashed)
+        plane.state.record(UID).all_backoffs = {"l4": backoff}
+        return replan(plane)
 
     assert planned(crashes=False) == {"l4": 1}, "a GPU is free there"
     assert planned(crashes=True) == {"h100": 1}
+
+
+def replan(plane: Plane) -> dict[str, int]:
+    """Class -> replicas, by a new plan."""
+    plane.planner.plan()
+    decided = plane.state.record(UID).placement
+    assert decided is not None
+    return {v.gpu_class: v.replicas for v in decided.placement.variants if v.replicas}
+
+
+def crashing_on_l4(template: str = "t1") -> JsonObject:
+    """A pod whose engine crashes."""
+    labels = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: UID}
+    ended = {"exitCode": 1, "reason": "Error", "message": "CUDA out of memory"}
+    engine = {"name": "engine", "restartCount": 3, "lastState": {"terminated": ended}}
+    return {
+        "metadata": {
+            "name": f"chat-l4-{template}",
+            "namespace": "ns",
+            "uid": template,
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": labels | {names.LABEL_GPU_CLASS: "l4", "pod-template-hash": template},
+        },
+        "spec": {"nodeName": "l4-0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+        "status": {"phase": "Running", "containerStatuses": [engine]},
+    }
+
+
+class CrashingModel:
+    """A Model whose engine crashes on the cheaper of two classes; an autoscaler adds the nodes of the dearer one."""
+
+    def __init__(self) -> None:
+        self.plane = plane = Plane(replicas=1)
+        dear = gpu_class("h100", "H100", cost="2.49", memory="80Gi")
+        dear["metadata"] |= {"uid": "h100", "resourceVersion": "1", "generation": 1}
+        dear["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1, "provisionSeconds": 600}}
+        plane.world.classes.upsert(dear)
+        self.backoffs = ClassBackoffs(plane.world, plane.state, ColdStarts(plane.world, plane.state))
+        subscribe(plane.world.pods, self.backoffs.on_pod)
+        plane.world.pods.upsert(crashing_on_l4())
+
+    def applied(self) -> None:
+        """The Executor has written the Deployment of the cheaper class."""
+        request = self.plane.state.record(UID).request
+        assert request is not None
+        self.plane.state.template_written(UID, "l4", request)
+
+    def edited(self, **spec: Any) -> None:
+        """The user changes the Model."""
+        request = self.plane.state.record(UID).request
+        assert request is not None
+        changed = model("chat", "ns", **spec)["spec"]
+        self.plane.model = request.model.model_copy(update={"spec": ModelSpec.model_validate(changed)})
+        self.plane.state.enter(replace(request, model=self.plane.model))
+
+    def placed(self) -> dict[str, int]:
+        self.backoffs.check()
+        return replan(self.plane)
+
+
+def test_a_model_that_the_user_mended_gets_the_class_back_where_its_former_revision_crashed() -> None:
+    chat = CrashingModel()
+    chat.applied()
+    assert chat.placed() == {"h100": 1}
+    chat.plane.world.pods.remove("ns/chat-l4-t1")
+    chat.edited(engine={"extraArgs": ["--mem-fraction-static=0.8"]})
+    assert chat.placed() == {"l4": 1}, "a GPU is free there"
+    chat.edited()
+    assert chat.placed() == {"h100": 1}, "the user has taken the change back"
+
+
+def test_what_changes_no_engine_and_a_sleep_at_zero_end_no_backoff() -> None:
+    chat = CrashingModel()
+    chat.applied()
+    assert chat.placed() == {"h100": 1}
+    chat.plane.world.pods.remove("ns/chat-l4-t1")
+    chat.edited(scaling={"minReplicas": 1}, priority=3)
+    chat.applied()
+    assert chat.placed() == {"h100": 1}
+    chat.plane.wanted = 0
+    assert chat.placed() == {}
+    chat.plane.wanted = 1
+    assert chat.placed() == {"h100": 1}
+
+
+def test_a_replica_that_still_crashes_as_before_says_nothing_of_the_mended_model() -> None:
+    """The Deployment is rolled out a moment after the Model was changed."""
+    chat = CrashingModel()
+    chat.applied()
+    assert chat.placed() == {"h100": 1}
+    chat.edited(engine={"extraArgs": ["--mem-fraction-static=0.8"]})
+    chat.backoffs.check()
+    assert chat.plane.state.record(UID).backoffs == {}
+    assert chat.plane.state.record(UID).all_backoffs["l4"].template == "t1", "so that its successor is told from it"
+
+
+def test_a_new_leader_waits_until_it_knows_which_revision_crashes() -> None:
+    chat = CrashingModel()
+    chat.applied()
+    chat.plane.state.begin_term()
+    assert chat.placed() == {"l4": 1}
+    chat.applied()
+    assert chat.placed() == {"h100": 1}

@@ -1,12 +1,15 @@
 """Classes on which a Model has no luck: remembered for a while, taken last, and named."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from shoal.api.model import ModelSpec
+from shoal.core.enginerevision import EngineRevision, engine_revision
 from shoal.core.facts import Container, Pod
 from shoal.core.placement import Held, Moves, ReplicaState, plan
-from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff, observe, other_than_gpus
+from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff, counting, observe, other_than_gpus
 from tests.support.fleets import candidate, demand, standing, supply
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,21 +133,108 @@ def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None
     assert found["chat/b"].reason == "Moving"
 
 
-def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_before_three_cold_starts() -> None:
+# --- engines that crash ---------------------------------------------------------------------------------------------
+
+
+def revision(*args: str, **spec: object) -> EngineRevision:
+    fields = {"source": {"uri": "hf://org/model"}, "engine": {"extraArgs": args}} | spec
+    return engine_revision(ModelSpec.model_validate(fields), "l4-24gb", None, None)
+
+
+BROKEN, MENDED = revision("--mem-fraction-static=0.99"), revision("--mem-fraction-static=0.8")
+
+
+def crashing(template: str = "t1", restarts: int = 3) -> Pod:
     said = "Loading weights\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    engine = Container("engine", False, restarts, "CrashLoopBackOff", None, 1, "Error", said, running=False)
+    return pod(name=f"p-{template}", containers=(engine,), template=template)
 
-    def crashing(restarts: int) -> Pod:
-        engine = Container("engine", False, restarts, "CrashLoopBackOff", None, 1, "Error", said, running=False)
-        return pod(containers=(engine,))
 
-    assert observe({}, [crashing(2)], now=at(60), timeout=startup_timeout) == {}
-    found = observe({}, [crashing(3)], now=at(60), timeout=startup_timeout)
+def seen(
+    *pods: Pod, of: EngineRevision, known: Mapping[str, ClassBackoff] = {}, rolling: bool = False
+) -> dict[str, ClassBackoff]:
+    """What is known a minute after the start, where the Deployment runs the revision `of`."""
+    classes = {"l4-24gb"}
+    applied = dict.fromkeys(classes, of)
+    rolls = classes if rolling else ()
+    return observe(known, pods, now=at(60), timeout=startup_timeout, rolling=rolls, applied=applied)
+
+
+def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_before_three_cold_starts() -> None:
+    assert seen(crashing(restarts=2), of=BROKEN) == {}
+    found = seen(crashing(), of=BROKEN)
     assert found["l4-24gb"].why == (
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     )
     assert found["l4-24gb"].crashes
     assert not observe({}, [pod()], now=at(900), timeout=startup_timeout)["l4-24gb"].crashes, "it is slow"
+
+
+def test_a_crash_is_no_backoff_while_nobody_knows_which_revision_crashed() -> None:
+    """After a start of the operator, until it has looked at the Deployment."""
+    assert observe({}, [crashing()], now=at(10_000), timeout=startup_timeout) == {}
+
+
+def test_crashes_count_for_the_revision_that_crashed_and_refusals_for_all() -> None:
+    crashed = seen(crashing(), of=BROKEN)
+    assert counting(crashed, lambda _: BROKEN) == crashed
+    assert counting(crashed, lambda _: MENDED) == {}
+    refused = observe({}, [pod(node=None, unschedulable=NO_CPU)], now=at(300), timeout=startup_timeout)
+    assert list(counting(refused, lambda _: MENDED)) == ["l4-24gb"]
+
+
+def test_who_goes_back_to_the_revision_that_crashed_has_its_backoff_again() -> None:
+    known = seen(crashing(), of=BROKEN)
+    later = seen(of=MENDED, known=known)
+    assert counting(later, lambda _: BROKEN) == known
+
+
+def test_a_revision_that_crashes_too_has_a_backoff_of_its_own() -> None:
+    known = seen(crashing(), of=BROKEN)
+    assert seen(crashing("t2"), of=MENDED, known=known)["l4-24gb"].crashed == MENDED
+    assert seen(crashing("t1"), of=MENDED, known=known)["l4-24gb"].crashed == MENDED, "the change replaced no pod"
+
+
+def test_a_rollout_is_no_excuse_where_the_revision_before_it_crashed_too() -> None:
+    """The replica would stay on a class where nothing ever worked: a rollout ends when its replicas are ready."""
+    known = seen(crashing(), of=BROKEN)
+    assert seen(crashing("t1"), of=MENDED, known=known, rolling=True) == known, "the former replica crashes on"
+    found = seen(crashing("t1"), crashing("t2"), of=MENDED, known=known, rolling=True)
+    assert found["l4-24gb"].crashed == MENDED
+    assert seen(crashing("t2"), of=MENDED, rolling=True) == {}, "the class may have worked"
+    works = pod(ready=True, name="former", template="t1")
+    assert seen(works, crashing("t2"), of=MENDED, known=known, rolling=True) == known, "the class works"
+
+
+def test_what_the_cluster_refuses_a_mended_model_is_seen_though_its_former_revision_crashed() -> None:
+    known = seen(crashing(), of=BROKEN)
+    stuck = pod(node=None, unschedulable=NO_CPU)
+    found = observe(known, [stuck], now=at(300), timeout=startup_timeout, applied={"l4-24gb": MENDED})
+    assert "Insufficient cpu" in found["l4-24gb"].why
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"scaling": {"minReplicas": 2, "maxReplicas": 9}},
+        {"priority": 10},
+        {"variants": [{"class": "l4-24gb", "maxReplicas": 3}]},
+        {"servedNames": ["chat"]},
+    ],
+)
+def test_another_number_of_replicas_or_place_is_no_other_revision(same: dict[str, object]) -> None:
+    assert revision(**same) == revision()
+
+
+def test_each_class_has_its_revision() -> None:
+    def of(gpu_class: str) -> tuple[EngineRevision, ...]:
+        variants = ({"class": "h100-80gb"}, {"class": "h100-80gb", "quantization": "FP8"})
+        specs = ({"source": {"uri": "hf://org/model"}, "variants": [each]} for each in variants)
+        return tuple(engine_revision(ModelSpec.model_validate(s), gpu_class, None, None) for s in specs)
+
+    assert len(set(map(str, of("l4-24gb")))) == 1
+    assert len(set(map(str, of("h100-80gb")))) == 2
 
 
 def test_a_class_in_backoff_is_the_last_choice_for_preemption_too() -> None:

@@ -9,8 +9,9 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import Cache, OperatorConfig, Pods, PriorityBand
 from shoal.api.gpuclass import GPUClass
-from shoal.api.model import Model
+from shoal.api.model import Model, ModelSpec
 from shoal.core.artifacts import source_key
+from shoal.core.enginerevision import EngineRevision, engine_revision
 from shoal.core.facts import EngineBuild
 from shoal.kube import projections
 from shoal.manifests import cache
@@ -98,6 +99,49 @@ def test_what_answers_depend_on_is_read_from_the_pod() -> None:
     newer = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"image": "shoal:next"})})
     same = [build(config=newer), build(pod={"annotations": {"a": "b"}}), build(drainSeconds=5)]
     assert {each.digest for each in same} == {usual.digest}
+
+
+_REACHES_THE_ENGINE: dict[str, object] = {
+    "source": {"uri": "hf://org/other"},
+    "engine": {"extraArgs": ["--attention-backend=triton"]},
+    "variants": [{"class": "l4", "quantization": "FP8"}],
+    "prefix_cache": {"isolation": "Shared"},
+    "pod": {"resources": {"limits": {"memory": "99Gi"}}},
+}
+_REACHES_NO_ENGINE: dict[str, object] = {
+    "served_names": ["other"],
+    "route_namespaces": ["other"],
+    "priority": 5,
+    "scaling": {"minReplicas": 2},
+    "prefetch": {"nodes": 1},
+    "hold": {"timeoutSeconds": 5},
+    "interruptible_percent": 50,
+    "sizing": {"weightBytes": "15Gi"},
+    "drain_seconds": 5,
+    "stall_seconds": 60,
+    "limits": {"requestSeconds": 5},
+    "media": {"allowedHosts": ["images.example.com"]},
+}
+
+
+@pytest.mark.parametrize("field", ModelSpec.model_fields)
+def test_a_model_is_another_revision_where_its_engine_or_its_weights_are_others(field: str) -> None:
+    """Otherwise a class where its engine crashed would stay its last choice after the user has mended it."""
+    change = (_REACHES_THE_ENGINE | _REACHES_NO_ENGINE)[field]
+    facts = FACTS.model_copy(update={"task": "Embed"})  # such an engine keeps prefixes only where they are shared
+
+    def runs(**spec: Any) -> tuple[list[dict], EngineRevision]:
+        found = pod(facts=facts, **spec)
+        return [stage(found), found["containers"][0]], engine_revision(model(**spec).spec, "l4", facts, None)
+
+    (before, former), (after, new) = runs(), runs(**{ModelSpec.model_fields[field].alias or field: change})
+    assert (before != after) == (former != new) == (field in _REACHES_THE_ENGINE)
+
+
+def test_other_weights_of_the_same_source_are_another_revision() -> None:
+    spec = model().spec
+    other = FACTS.model_copy(update={"digest": f"sha256:{'2' * 64}"})
+    assert engine_revision(spec, "l4", FACTS, None) != engine_revision(spec, "l4", other, None)
 
 
 @pytest.mark.parametrize(

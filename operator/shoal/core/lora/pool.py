@@ -9,6 +9,7 @@ from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import ArtifactFacts, LayerWidths
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
+from shoal.core.enginerevision import pool_settings
 from shoal.core.lora.format.layers import ALL, FEED_FORWARD, fused, largest_adapter
 from shoal.core.status.observed import ModelProblem
 
@@ -116,13 +117,5 @@ def _widths(facts: ArtifactFacts) -> LayerWidths:
 
 
 def same_engines(one: LoRAPool | None, other: LoRAPool | None) -> bool:
-    """Whether the engine pods are the same with either pool. Who may join the pool does not change them, nor do names
-    of the base, by which adapters' configs are checked."""
-    if one is None or other is None:
-        return one is other
-    if one is other:
-        return True
-    left, right = one.spec, other.spec
-    return one.metadata.name == other.metadata.name and left == right.model_copy(
-        update={"allowed_namespaces": left.allowed_namespaces, "base_names": left.base_names}
-    )
+    """Whether the engine pods are the same with either pool."""
+    return one is other or pool_settings(one) == pool_settings(other)

@@ -2,6 +2,10 @@
 other than GPUs. For a while the plan takes such a class last (`Demand.backoffs`).
 
 Without backoff, the next plan would ask for the replica that was just given up again.
+
+A backoff for an engine that crashes belongs to the revision that crashed (`EngineRevision`): once the Model asks for
+another one, the backoff does not count. It is remembered nevertheless. It counts again if the user goes back to that
+revision, and while the class is rolled out to the next revision it tells that no replica worked there before.
 """
 
 import math
@@ -14,6 +18,7 @@ from typing import Final
 
 from shoal.api import names
 from shoal.api.reasons import NO_NODE_CAME
+from shoal.core.enginerevision import EngineRevision
 from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
@@ -41,8 +46,23 @@ class ClassBackoff:
     no_nodes: str = ""
     """Reason for which no node of the class comes for any Model: it is an outage of the class (`outages.py`), and no
     backoff. "": the cause is this Model's."""
-    crashes: bool = False
-    """The engine of a replica there ended again and again."""
+    crashed: EngineRevision | None = None
+    """The revision whose engine ended there again and again. None: the cause is another one."""
+    template: str = ""
+    """Of `crashed`: hash of the pod template of the replica that showed it."""
+
+    @property
+    def crashes(self) -> bool:
+        """The engine of a replica there ended again and again."""
+        return self.crashed is not None
+
+
+def counting(
+    known: Mapping[str, ClassBackoff], revision: Callable[[str], EngineRevision | None]
+) -> dict[str, ClassBackoff]:
+    """Those of `known` that concern a Model whose engines run `revision`, by class. A crash says nothing of another
+    revision; what a cluster refuses, it refuses to all of them."""
+    return {n: each for n, each in known.items() if each.crashed is None or each.crashed == revision(n)}
 
 
 def observe(
@@ -56,6 +76,7 @@ def observe(
     admitted: Mapping[str, datetime] = MappingProxyType({}),
     newest_node: Callable[[str], datetime | None] = lambda _name: None,
     without_node: Mapping[str, datetime] = MappingProxyType({}),
+    applied: Mapping[str, EngineRevision] = MappingProxyType({}),
 ) -> dict[str, ClassBackoff]:
     """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
@@ -65,7 +86,10 @@ def observe(
     `admitted`: uid of a pod -> when it was last seen to wait for a quota: its age counts from then. A class with a
     ready replica of the Model gets no backoff for replicas that do not start. `newest_node`: class -> when its newest
     node was made. `without_node`: uid of a pod -> until when no node was expected for it: a node that is announced to
-    it after that gets its whole time.
+    it after that gets its whole time. `applied`: class -> what its Deployment's pod template runs. Crashes on a class
+    that is not in it are not looked at: nobody knows which revision crashes.
+
+    Where the revision before has crashed, a rollout is no excuse for its successor: the class has not worked.
 
     A replica without a node is given up before its time where an autoscaler refuses the node repeatedly.
     """
@@ -75,7 +99,11 @@ def observe(
     until = now + timedelta(seconds=RETRY_SECONDS)
     for pod in sorted(mine, key=lambda pod: pod.name):
         name = pod.gpu_class or ""
-        if pod.ready or pod.was_ready or pod.created is None or name in rolling or name in found:
+        if pod.ready or pod.was_ready or pod.created is None:
+            continue
+        if (before := found.get(name)) is not None and before.crashed in (None, applied.get(name)):
+            continue  # it is in backoff
+        if name in rolling and (before is None or pod.node is None or pod.template in ("", before.template)):
             continue
         if pod.gated:
             # A quota holds it back, which is no fault of the class, unless the quota is there and no node.
@@ -117,7 +145,8 @@ def observe(
                     no_nodes="" if alone else NO_NODE_CAME,
                 )
         elif name not in works and (ended := _crashes(pod)) is not None:
-            found[name] = ClassBackoff(ended, until, crashes=True)
+            if (revision := applied.get(name)) is not None:
+                found[name] = ClassBackoff(ended, until, crashed=revision, template=pod.template)
         elif name not in works and age >= timeout(name):
             found[name] = ClassBackoff(f"a replica there was not ready after {_minutes(age)}, three cold starts", until)
     return found
