@@ -36,19 +36,19 @@ class TotalsStream(Follower):
         self._kept = kept
 
     def _keep(self, content: JsonObject, *, full: bool) -> None:
-        said = {name: api.TenantTotal.model_validate(row or {}) for name, row in content.items()}
-        self._kept.keep(said, full=full)
+        """Nothing yet: `_keep_more` takes the totals, with the rest of the message."""
 
     def _keep_more(self, message: JsonObject, *, full: bool) -> None:
-        month: str | None = message.get("month")
-        if full or month is not None:
-            self._kept.month = month or ""
-        if full or "prices" in message:
-            prices = message.get("prices")
-            if full:
-                refused = message.get("pricesRefused")
-                self._kept.prices_refused(refused if isinstance(refused, str) else None)
-            self._kept.priced(None if prices is None else api.Prices.model_validate(prices))
+        """Checks all of it before it takes any: what it takes remains when the stream breaks."""
+        said = api.TotalsMessage.model_validate(message)
+        totals = {name: row or api.TenantTotal() for name, row in (said.tenants or {}).items()}
+        self._kept.keep(totals, full=full)
+        if full or said.month is not None:
+            self._kept.month = said.month or ""
+        if full:
+            self._kept.prices_refused(said.prices_refused)
+        if full or "prices" in said.model_fields_set:
+            self._kept.priced(said.prices)
 
     def _notify(self, content: JsonObject | None) -> None:
         if self.boot is not None:

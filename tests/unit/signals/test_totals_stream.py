@@ -144,6 +144,37 @@ def test_why_price_lists_are_refused_is_told_on():
     assert heard == ["mine.yaml:2: wrong", None]
 
 
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"prices": {"list": "p", "currency": "EUR", "rates": [{"model": "*", "input": "much"}]}},
+        {"prices": "none"},
+        {"month": {"year": 2026}},
+        {"pricesRefused": 7},
+        {"tenants": {"acme": {"tokens": 900}, "beta": {"tokens": "many"}}},
+    ],
+    ids=["a price", "prices", "month", "pricesRefused", "tenants"],
+)
+@pytest.mark.parametrize("full", [True, False])
+def test_nothing_is_taken_of_a_message_of_which_any_part_is_invalid(full: bool, invalid: dict[str, Any]):
+    """Where only the prices of a message were invalid, its totals and its month counted already."""
+    kept = TotalsFollower("http://ledger", lambda: ())
+    heard: list[str | None] = []
+    kept.repriced = kept.prices_refused = heard.append
+    stream = listening(kept)
+    prices = {"list": "p", "currency": "EUR", "rates": [{"model": "*", "input": 1, "cached": 1, "output": 2}]}
+    say(stream, 0, full=True, month="2026-11", tenants={"acme": {"tokens": 5}}, prices=prices)
+    rates, heard[:] = kept.rate_table, []
+    later = {"month": "2026-12", "tenants": {"acme": {"tokens": 900}}, "prices": None, "pricesRefused": None}
+    with pytest.raises(StreamBroken):
+        say(stream, 1, full=full, **(later | invalid))
+    stream.lose()
+    assert kept.total("acme") == MonthTotal("2026-11", 5, 0, {})
+    assert kept.total("beta") == MonthTotal("2026-11")
+    assert kept.rate_table is rates
+    assert heard == []
+
+
 def test_a_message_that_is_missing_ends_the_stream():
     stream = listening(TotalsFollower("http://ledger", lambda: ()))
     say(stream, 0, full=True, month="2026-11", tenants={})
