@@ -49,6 +49,10 @@ class StreamBroken(Exception):
     """Why a stream ended."""
 
 
+class AwaitsCertificate(StreamBroken):
+    """The peer was not called: this process has no certificate yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPeer:
     """Who is listened to."""
@@ -136,6 +140,7 @@ class Follower(ABC):
         self.received_at = float("-inf")
         """time.monotonic() of the last message."""
         self.failures = 0
+        """How often the stream ended, or did not begin. What this process lacks itself does not count."""
         self._created_at = time.monotonic()
         self._session = session
         self._identity = identity
@@ -169,17 +174,20 @@ class Follower(ABC):
         """The peer's state is unknown from now on."""
 
     async def run(self, delay: float = 0.0) -> None:
-        """Connects again and again, with back-off, the first time after `delay` seconds. Raises nothing but
-        cancellation."""
+        """Connects again and again, with back-off, the first time after `delay` seconds. A certificate of this process
+        that came meanwhile ends the back-off. Raises nothing but cancellation."""
         await asyncio.sleep(delay)
         backoff = BACKOFF_FIRST
         reason: str | None = None
         while True:
-            began = time.monotonic()
+            began, certificate = time.monotonic(), self._certificate
+            called = True
             try:
                 async for _ in self.listen():
                     pass
                 error = f"the {self.what} ended the stream"
+            except AwaitsCertificate as none:
+                error, called = str(none), False
             except StreamBroken as broken:
                 error = str(broken)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failure:
@@ -189,15 +197,35 @@ class Follower(ABC):
                 log.exception(f"{self.what} stream failed", pod=self.peer.name)
                 error = type(failure).__name__
             self.lose()
-            self.failures += 1
+            self.failures += called
             if self.received_at - began > STEADY_SECONDS:
                 backoff = BACKOFF_FIRST
                 reason = None
             if error != reason:
                 log.info(f"{self.what} stream down", pod=self.peer.name, reason=error)
                 reason = error
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
-            backoff = min(backoff * 2, BACKOFF_MOST)
+            if await self._pause(backoff * random.uniform(0.5, 1.0), certificate):  # noqa: S311 - spreads reconnects
+                backoff = BACKOFF_FIRST
+                await asyncio.sleep(backoff * random.random())  # noqa: S311 - all streams of a process have waited for it
+            else:
+                backoff = min(backoff * 2, BACKOFF_MOST)
+
+    @property
+    def _certificate(self) -> int:
+        """Version of the certificate with which this process calls; 0: it has none, or needs none."""
+        return 0 if self.peer.credentials is None else self.peer.credentials.version
+
+    async def _pause(self, seconds: float, certificate: int) -> bool:
+        """Waits for so long. True: for less, because a later certificate than that of version `certificate` came."""
+        if self.peer.credentials is None or self.peer.server_name is None:
+            await asyncio.sleep(seconds)
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self.peer.credentials.newer(certificate)
+        except TimeoutError:
+            return False
+        return True
 
     async def listen(self) -> AsyncGenerator[None, None]:
         """One connection: yields after each message. Raises StreamBroken, and what aiohttp raises."""
@@ -211,7 +239,9 @@ class Follower(ABC):
         try:
             secured = dial(self.peer.credentials, self.peer.server_name)
         except NoCertificate as none:
-            raise StreamBroken(str(none)) from None
+            if self.peer.credentials is None:  # and none will come
+                raise StreamBroken(str(none)) from None
+            raise AwaitsCertificate(str(none)) from None
         url = f"{self.peer.base_url}{self.path}"
         async with self._session.get(
             url, headers=headers, timeout=timeout, allow_redirects=False, **secured

@@ -5,6 +5,7 @@ certificate of the same authority, and reads the caller's role from it. A renewe
 connection; open connections continue.
 """
 
+import asyncio
 import os
 import ssl
 from collections.abc import Callable, Mapping
@@ -41,6 +42,9 @@ class TLSCredentials:
         self._client: ssl.SSLContext | None = None
         self._servers: dict[ssl.VerifyMode, ssl.SSLContext] = {}
         self._uri = ""
+        self.version = 0
+        """Grows with each certificate that comes into use."""
+        self._newer = asyncio.Event()
         self.not_after: datetime | None = None
         self.strict = False
         """Nobody is answered without mutual TLS: every process of Shoal speaks it."""
@@ -107,7 +111,15 @@ class TLSCredentials:
             os.close(descriptor)
         self._client, self._servers, self._uri = client, servers, uri
         self.not_after, self.strict, self.problem = certificate.not_valid_after_utc, strict and self._serves, None
+        self.version += 1
+        self._newer.set()
+        self._newer = asyncio.Event()
         log.info("certificate", uri=uri, until=self.not_after.isoformat(timespec="minutes"), strict=strict)
+
+    async def newer(self, than: int) -> None:
+        """Returns once a later certificate than that of version `than` is in use."""
+        while self.version == than:
+            await self._newer.wait()
 
     def client(self) -> ssl.SSLContext:
         """For the next connection to a peer; give it the peer's `server_hostname`. Raises NoCertificate."""

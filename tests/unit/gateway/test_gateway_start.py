@@ -3,6 +3,7 @@ gateway that does not answer keeps it from being ready."""
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -12,12 +13,14 @@ import aiohttp
 import orjson
 import pytest
 
-from shoal.api.names import OPS_PORT
+from shoal.api.names import ANNOTATION_TRANSPORT, OPS_PORT, OPS_TLS_PORT, TRANSPORT_MTLS
 from shoal.gateway import process as gateways
 from shoal.gateway.process import GatewayProcess
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, readyz, running, until_ready
 from tests.support.gatewaypods import FIRST, OWN, SECOND, gateway_pod
+from tests.support.mutual import InstallationPKI
+from tests.support.mutual import process as role
 from tests.support.rolekeys import give
 from tests.support.streams import told_gateway, until
 
@@ -28,22 +31,25 @@ LONG = 600.0
 
 @contextlib.asynccontextmanager
 async def starting(
-    tmp_path: Path, *pods: dict[str, Any]
+    tmp_path: Path, *pods: dict[str, Any], **settings: Any
 ) -> AsyncGenerator[tuple[GatewayProcess, aiohttp.ClientSession]]:
     """A gateway with all that it needs, and these pods of gateways."""
     server = FakeApiServer()
     server.crds = True
     for pod in (gateway_pod("gateway-0", OWN, ready=False), *pods):
         await server.change("pods", pod)
-    async with running(tmp_path, server, pod_name="gateway-0") as process, aiohttp.ClientSession() as session:
+    async with (
+        running(tmp_path, server, pod_name="gateway-0", **settings) as process,
+        aiohttp.ClientSession() as session,
+    ):
         give(tmp_path / "key", INSTALL_KEY)
         await server.up()
         yield process, session
 
 
 @contextlib.asynccontextmanager
-async def silent_peer(ip: str) -> AsyncGenerator[asyncio.Event]:
-    """A gateway that takes connections, and answers when it may: 7 requests of acme."""
+async def silent_peer(ip: str, context: ssl.SSLContext | None = None) -> AsyncGenerator[asyncio.Event]:
+    """A gateway that takes connections, and answers when it may: 7 requests of acme. `context`: of mutual TLS."""
     may, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,7 +62,7 @@ async def silent_peer(ip: str) -> AsyncGenerator[asyncio.Event]:
                 await ended.wait()
 
     try:
-        async with await asyncio.start_server(answer, ip, OPS_PORT):
+        async with await asyncio.start_server(answer, ip, OPS_PORT if context is None else OPS_TLS_PORT, ssl=context):
             yield may
     finally:
         ended.set()
@@ -87,6 +93,39 @@ async def test_a_gateway_is_ready_when_it_knows_what_the_others_have_used_of_lim
             process.demand.tenants.of("acme").peer_usage.used("requests", 60, asyncio.get_running_loop().time(), ())[0]
             == 7
         )
+
+
+async def test_a_gateway_whose_certificate_comes_late_asks_the_others_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it tried without a certificate counted as connections that failed: it was ready, and did not know what the
+    others had used until its back-off was over."""
+    monkeypatch.setattr(gateways, "PEERS_SECONDS", LONG)
+    pki, folder = InstallationPKI(), tmp_path / "tls"
+    other = gateway_pod("gateway-1", FIRST, annotations={ANNOTATION_TRANSPORT: TRANSPORT_MTLS})
+    async with (
+        silent_peer(FIRST, pki.credentials(role("gateway")).server()) as may_answer,
+        starting(tmp_path, other, mtls=True, mtls_dir=folder, mtls_port=0) as (process, session),
+    ):
+        tried = 0
+        client = process.credentials.client
+
+        def counted() -> ssl.SSLContext:
+            nonlocal tried
+            tried += 1
+            return client()
+
+        monkeypatch.setattr(process.credentials, "client", counted)
+        await until(lambda: process.peers.awaited() is not None and process.missing().keys() == {"certificate"})
+        await until(lambda: tried >= 4)  # by both streams
+        pki.write(folder, role("gateway"))
+        await until(lambda: "certificate" not in process.missing())
+        for _ in range(20):
+            status, why = await readyz(session, process)
+            assert (status, why["missing"]) == (503, ["peers"])
+        may_answer.set()
+        await until_ready(session, process)
+        assert used_by_others(process) == 7
 
 
 async def test_a_gateway_that_takes_connections_and_never_answers_keeps_no_other_from_being_ready(tmp_path: Path):

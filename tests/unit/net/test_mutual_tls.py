@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from shoal.agent import serve
 from shoal.api import identity, names
 from shoal.gateway.connections import Pool
 from shoal.gateway.upstream import AbortHandle, ConnectFailed, UpstreamAddress, UpstreamError
+from shoal.net import stream as streaming
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.net.tls import TLSCredentials, dial
 from shoal.signals.demand import DemandStream
@@ -232,6 +234,40 @@ async def test_a_renewed_certificate_and_another_authority_break_no_stream(secur
         await until_async(lambda: first.seq > seq)
         assert streams.get("uid") is first
         assert first.failures == 0
+    finally:
+        await streams.close()
+
+
+class CountedCredentials(TLSCredentials):
+    """Counts the calls that it was asked for."""
+
+    calls = 0
+
+    def client(self) -> ssl.SSLContext:
+        self.calls += 1
+        return super().client()
+
+
+@pytest.mark.parametrize("before", ["none", "one that has expired"])
+async def test_a_stream_begins_when_the_certificate_comes(
+    before: str, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway starts before its Secret is mounted: each of its streams waited until its back-off was over."""
+    monkeypatch.setattr(streaming, "BACKOFF_FIRST", 600.0)  # longer than a test
+    pki, gateway = secured.pki, CountedCredentials()
+    if before == "one that has expired":
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        gateway.put(pki.authority.issue(process("gateway"), yesterday, timedelta(hours=1), calls=True), pki.trust)
+    streams = ReplicaStreams(lambda _uid, _keys: None, ListenerIdentity("gateway-0", "boot"))
+    streams.start()
+    try:
+        streams.put(secured.peer(gateway))
+        await until_async(lambda: gateway.calls == 1)
+        monkeypatch.setattr(streaming, "BACKOFF_FIRST", 0.01)
+        gateway.put(pki.pair(process("gateway")), pki.trust)
+        await until_async(lambda: streams.get("uid") is not None, within=20)
+        assert gateway.calls == 2
+        assert (streams.failures("uid") == 0) == (before == "none")
     finally:
         await streams.close()
 
