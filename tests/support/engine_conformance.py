@@ -50,7 +50,7 @@ none: the engine cannot."""
 ROLES: Final[dict[str, tuple[str, ...]]] = {
     "SGLang": (
         "disaggregation-mode", "enable-pd-role-switch", "decoupled-spec-role", "encoder-only", "language-only",
-        "encoder-urls", "encoder-register-urls",
+        "encoder-urls", "encoder-register-urls", "encoder-bootstrap-port", "encoder-transfer-backend",
     ),
     "vLLM": ("kv-transfer-config", "ec-transfer-config", "ec-manager-config", "tokens-only", "mm-encoder-only"),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """What engines can do and Shoal does not: the reasons.
 
 An adapter refuses the arguments that switch it on (`PodSide.extra_args_problems`): a Model that gives one is not
-accepted. If such an argument passed, a replica would answer its probe and serve nothing.
+accepted. If one of sleep or of roles passed, a replica would answer its probe and serve nothing.
 """
 
 from typing import Final
@@ -19,3 +19,11 @@ NO_EVENTS: Final = (
     "which prefixes replicas hold"
 )
 """Events of the KV cache."""
+CALLS_OTHERS: Final = (
+    "the engine would call other servers in the name of whoever sends a request; leave it out: clients run their tools"
+)
+"""Servers of tools."""
+TRUSTS_SENDERS: Final = (
+    "whoever sends a request could bring code, templates or tensors, or name files and others' images; leave it out"
+)
+"""What requests may bring along."""

@@ -147,6 +147,54 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
         ),
         *(
             (
+                arg,
+                f"{arg.partition('=')[0]} is owned by Shoal: Shoal does not separate prefill, decode and encoders; "
+                "leave it out, and use spec.engine.parallelism or spec.scaling for more GPUs",
+            )
+            for arg in (
+                "--encoder-urls=http://10.0.0.1:9000",
+                "--encoder-bootstrap-port=9001",
+                "--encoder-transfer-backend=mooncake",
+                "--enable-adaptive-dispatch-to-encoder",
+            )
+        ),
+        *(
+            (
+                arg,
+                f"{arg.partition('=')[0]} is owned by Shoal: Shoal fetches the weights before the engine starts; "
+                "leave it out, and use spec.source",
+            )
+            for arg in (
+                "--remote-instance-weight-loader-seed-instance-ip=10.0.0.1",
+                "--remote-instance-weight-loader-send-weights-group-ports=[9000]",
+                "--engine-info-bootstrap-port=6789",
+                '--modelexpress-config={"url":"10.0.0.1:8001"}',
+            )
+        ),
+        (
+            "--load-publish-endpoint=tcp://*:6000",
+            "--load-publish-endpoint is owned by Shoal: it opens a port without a key; leave it out: gateways and "
+            "operator get the load from the agent",
+        ),
+        (
+            "--tool-server=10.0.0.1:8000",
+            "--tool-server is owned by Shoal: the engine would call other servers in the name of whoever sends a "
+            "request; leave it out: clients run their tools",
+        ),
+        *(
+            (
+                arg,
+                f"{arg} is owned by Shoal: whoever sends a request could bring code, templates or tensors, or name "
+                "files and others' images; leave it out",
+            )
+            for arg in (
+                "--enable-custom-logit-processor",
+                "--trust-request-chat-template",
+                "--trust-mm-content-hashes",
+            )
+        ),
+        *(
+            (
                 name,
                 f"{name} is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
                 "spec.scaling.minReplicas: 0 to free the GPUs",

@@ -17,14 +17,39 @@ from tests.support.engine_conformance import ROLES, SLEEPS, Conformance, members
 
 ARGUMENTS: Final[dict[str, Any]] = {"SGLang": SGLANG_ARGUMENTS, "vLLM": VLLM_ARGUMENTS}
 SUSPECT: Final = re.compile(
-    r"sleep|memory-saver|cpu-backup|disaggregation|decoupled|transfer-config|manager-config|role-switch|^encoder-|-only$"
+    r"sleep|memory-saver|cpu-backup|disaggregation|decoupled|transfer-config|manager-config|role-switch|^encoder-|to-encoder"
+    r"|-only$"
 )
 HARMLESS: Final = {
-    # An idle process sleeps for moments; a Model reads texts only; how encoders are reached, if there were any.
-    "SGLang": {"sleep-on-idle", "language-model-only", "encoder-bootstrap-port", "encoder-transfer-backend"},
+    # An idle process sleeps for moments; a Model reads texts only.
+    "SGLang": {"sleep-on-idle", "language-model-only"},
     # The first one is refused for another reason.
     "vLLM": {"weight-transfer-config", "language-model-only"},
 }
+
+REACHES_OUT: Final = re.compile(
+    r"(^|-)(ports?|hosts?|ip|urls?|uri|addr|address|endpoint|socket|ipc|bootstrap|peer|remote|servers?|publish|trust|allowed"
+    r"|custom-logit-processor)(-|$)"
+)
+"""Names of arguments that open ports, name other hosts, or let requests bring along what no request should."""
+STAYS_INSIDE: Final = {
+    "SGLang": {
+        # The pod's own: NCCL's port for its own processes, sockets of the file system, shares of the machine's memory.
+        "nccl-port", "forward-pass-metrics-ipc-name", "weight-cache-socket", "load-snapshot-publish-interval",
+        "hicache-host-memory-fraction", "hicache-host-memory-mode", "skip-server-warmup",
+        # What its author may decide: where spans go, code in the weights, names of labels.
+        "otlp-traces-endpoint", "trust-remote-code", "tokenizer-metrics-allowed-custom-labels",
+        # They only forbid.
+        "allowed-media-domains", "media-url-max-file-size-mb",
+    },
+    "vLLM": {
+        "otlp-traces-endpoint", "trust-remote-code",
+        # They only forbid, or concern browsers, which do not reach an engine.
+        "allowed-media-domains", "allowed-headers", "allowed-methods", "allowed-origins",
+        # A path that the sidecar does not open; images between the pod's own processes.
+        "enable-tokenizer-info-endpoint", "mm-tensor-ipc", "mm-ipc-gpu-memory-gb",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -92,6 +117,14 @@ def test_arguments_that_sound_like_sleep_or_a_part_of_the_work_are_refused(kind:
     names = {argument.name for argument in arguments.tables()[arguments.versions[-1]].values()}
     passed = {name for name in names if SUSPECT.search(name) and arguments.owner(name) not in (NO_SLEEP, ALL_ROLES)}
     assert passed == HARMLESS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_that_open_ports_name_hosts_or_trust_senders_are_refused(kind: str) -> None:
+    """A new version's arguments are found here: refuse them, or say why they pass."""
+    arguments = ARGUMENTS[kind]
+    names = {argument.name for argument in arguments.tables()[arguments.versions[-1]].values()}
+    assert {name for name in names if REACHES_OUT.search(name) and not arguments.owner(name)} == STAYS_INSIDE[kind]
 
 
 class IdleWire:

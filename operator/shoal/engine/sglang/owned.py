@@ -7,9 +7,10 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.engine.unserved import ALL_ROLES, NO_EVENTS, NO_SLEEP
+from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
 
 _SOURCE = "use spec.source"
+_FETCHED = "Shoal fetches the weights before the engine starts; leave it out, and use spec.source"
 _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
 _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPUs"
@@ -18,13 +19,16 @@ _REPLICAS = "use spec.scaling for more replicas; spec.engine.parallelism.attenti
 _ADAPTERS = "a LoRAPool gives the Model its adapters"
 _PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the cluster"
 _NO_GRPC = "SGLang's gRPC server does not check the engine's keys"
+_NO_LOAD_PORT = "it opens a port without a key; leave it out: gateways and operator get the load from the agent"
 _PRIORITY = "the order of requests is decided at the gateway"
 
 OWNED: Final[dict[str, str]] = {
     "model-path": _SOURCE,
     "revision": "write the revision into spec.source.uri, as hf://owner/repo@revision",
     "model-checksum": "use spec.source.digest",
-    "download-dir": "Shoal fetches the weights before the engine starts",
+    "download-dir": _FETCHED,
+    "modelexpress-config": _FETCHED,
+    "engine-info-bootstrap-port": _FETCHED,
     "delete-ckpt-after-loading": "a restarted engine loads the same files again",
     "served-model-name": "use spec.servedNames",
     "context-length": "use spec.engine.contextLength",
@@ -41,7 +45,6 @@ OWNED: Final[dict[str, str]] = {
     "node-rank": _ONE_POD,
     "dist-init-addr": _ONE_POD,
     "use-ray": _ONE_POD,
-    "elastic-ep-backend": _ONE_POD,
     "host": _FIXED,
     "port": _FIXED,
     "config": _FIXED,
@@ -60,12 +63,15 @@ OWNED: Final[dict[str, str]] = {
     "sidecar-args": _NO_GRPC,
     "enable-http2": _PLAIN,
     "enable-ssl-refresh": _PLAIN,
-    "encoder-only": ALL_ROLES,
     "language-only": ALL_ROLES,
-    "encoder-urls": ALL_ROLES,
-    "encoder-register-urls": ALL_ROLES,
+    "enable-adaptive-dispatch-to-encoder": ALL_ROLES,
     "enable-pd-role-switch": ALL_ROLES,
     "kv-events-config": NO_EVENTS,
+    "load-publish-endpoint": _NO_LOAD_PORT,
+    "tool-server": CALLS_OTHERS,
+    "enable-custom-logit-processor": TRUSTS_SENDERS,
+    "trust-request-chat-template": TRUSTS_SENDERS,
+    "trust-mm-content-hashes": TRUSTS_SENDERS,
     "enable-memory-saver": NO_SLEEP,
     "enable-weights-cpu-backup": NO_SLEEP,
     "enable-draft-weights-cpu-backup": NO_SLEEP,
@@ -90,6 +96,9 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("http2-", _PLAIN),
     ("disaggregation-", ALL_ROLES),
     ("decoupled-spec-", ALL_ROLES),
+    ("encoder-", ALL_ROLES),
+    ("remote-instance-weight-loader-", _FETCHED),
+    ("elastic-ep-", _ONE_POD),
 )
 """Beginnings of names."""
 

@@ -7,7 +7,7 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.engine.unserved import ALL_ROLES, NO_EVENTS, NO_SLEEP
+from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
 
 _SOURCE = "use spec.source"
 _FIXED = "Shoal sets it the same for every engine"
@@ -22,7 +22,6 @@ _NO_GRPC = "vLLM's gRPC server does not check the engine's keys"
 _PRIORITY = "the order of requests is decided at the gateway"
 _TASK = "what the engine does follows from the weights"
 _OBSERVED = "the agent reads the engine's load and progress from it"
-_SENDERS = "whoever sends a request could read files, load tensors or replace the template"
 _STOP = "spec.drainSeconds says how long requests may take to end"
 
 OWNED: Final[dict[str, str]] = {
@@ -63,7 +62,7 @@ OWNED: Final[dict[str, str]] = {
     "disable-fastapi-docs": _FIXED,
     "enable-offline-docs": _FIXED,
     "enable-scale-out": "it opens paths that bypass the gateway",
-    "tool-server": "the engine would call other servers in the name of whoever sends a request",
+    "tool-server": CALLS_OTHERS,
     "api-key": _KEYS,
     "enable-ssl-refresh": _PLAIN,
     "disable-log-stats": _OBSERVED,
@@ -74,11 +73,11 @@ OWNED: Final[dict[str, str]] = {
     "enable-sleep-mode": NO_SLEEP,
     "runner": _TASK,
     "convert": _TASK,
-    "allowed-local-media-path": _SENDERS,
-    "trust-request-chat-template": _SENDERS,
-    "trust-request-mm-kwargs": _SENDERS,
-    "enable-prompt-embeds": _SENDERS,
-    "enable-mm-embeds": _SENDERS,
+    "allowed-local-media-path": TRUSTS_SENDERS,
+    "trust-request-chat-template": TRUSTS_SENDERS,
+    "trust-request-mm-kwargs": TRUSTS_SENDERS,
+    "enable-prompt-embeds": TRUSTS_SENDERS,
+    "enable-mm-embeds": TRUSTS_SENDERS,
     "tokens-only": ALL_ROLES,
     "mm-encoder-only": ALL_ROLES,
     "kv-transfer-config": ALL_ROLES,
