@@ -284,6 +284,8 @@ def test_programs_are_told_what_was_written(api: CannedApi, tmp_path: Path) -> N
 
 
 BEGIN, END = (f"-----{word} PRIVATE KEY-----" for word in ("BEGIN", "END"))
+PGP_END = "-----END PGP PRIVATE KEY BLOCK-----"
+"""Above it, and below a last line of any length, such a key has a checksum."""
 LINE = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7/Abc+def0123"
 """As long as the lines of a key."""
 
@@ -332,6 +334,8 @@ def test_only_its_owner_may_read_it_and_no_file_is_overwritten(api: CannedApi, t
         (f"12:00 {LINE}\r\n12:00 {LINE}\r\n12:01 {END}\r\n12:02 ready\r\n", "12:00 (removed)\r\n12:02 ready\r\n"),
         (f"Version: 1\n\n{LINE}\n{END}\n", "Version: 1\n\n(removed)\n"),
         (f'{LINE}\\nMHc=\\n{END}\\n"}}\n{{"m": "ready"}}', '(removed)\\n"}\n{"m": "ready"}'),
+        (f"{LINE}\n{LINE}\nMHc=\n=Ab1d\n{PGP_END}\nready", "(removed)\nready"),
+        (f"12:00 {LINE}\n12:00 MHc=\n12:01 =Ab1d\n12:01 {PGP_END}\n12:02 ready", "12:00 (removed)\n12:02 ready"),
         (f"engine: load\nready\n{LINE}\nMHc=\n{END}\nb", "engine: load\nready\n(removed)\nb"),
         (f"engine is ready\n{LINE}\nMHc=\n{END}\nb", "engine is ready\n(removed)\nb"),
         (f"load: ok\n{BEGIN}\n{LINE}\n{END}\n{LINE}\n{END}\nb", "load: ok\n(removed)\n(removed)\nb"),

@@ -13,6 +13,8 @@ _END: Final = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _SAME_LINE: Final = re.compile(rb"(?:[A-Za-z0-9+/=]|\\+[nrt]|[ \t])*")
 """A key in a string, whose ends of lines are escaped."""
 _ENCODED: Final = re.compile(rb"[A-Za-z0-9+/=]+")
+_CHECKSUM: Final = re.compile(rb"=[A-Za-z0-9+/]{4}")
+"""Below the last line of a key of PGP, which may be short too."""
 _HEADER: Final = re.compile(rb"[ \t]*(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [^\n]*")
 _FULL: Final = 40
 """Bytes of a line that is not a key's last one, and more."""
@@ -42,7 +44,8 @@ def key_blocks(text: bytes) -> Iterator[tuple[int, int]]:
 
 def _beginning(text: bytes, known: int, end: int) -> int:
     """Where a key begins of which a text has the END line, at `end`, and no BEGIN line. Only what is after `known` may
-    be part of it. Each line is full but the last one, and the first one of the text, where it may be cut off."""
+    be part of it. Each line is full but the last one, a checksum below it, and the first one of the text, where it may
+    be cut off."""
     known = max(known, end - LONGEST)
     at = text.rfind(b"\n", known, end) + 1 or known
     if end > at and text[end - 1] in _ESCAPED_KEY:
@@ -63,7 +66,8 @@ def _beginning(text: bytes, known: int, end: int) -> int:
             break
         if len(found[-1]) < _FULL and not (cut_off or last):
             break
-        start, last = at + line.rfind(found[-1]), False
+        start = at + line.rfind(found[-1])
+        last = last and _CHECKSUM.fullmatch(found[-1]) is not None
     return start
 
 
