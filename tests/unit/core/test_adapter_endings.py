@@ -269,3 +269,16 @@ def test_an_engine_that_ends_hours_later_or_never_served_says_nothing_of_the_loa
     assert replica.next_load() == A.name
     replica.restart()
     assert replica.next_load() is None, "the third end in a row"
+
+
+def test_an_end_by_itself_of_another_day_hides_no_adapter_that_ends_the_engine() -> None:
+    """An engine that ended once as it was new, and served for weeks, was ended four times by an adapter, not twice."""
+    replica = Replica()
+    replica.restart()
+    replica.now += REMEMBER_SECONDS
+    replica.desire(0)
+    for _ in range(2):
+        assert replica.next_load(2.0) == A.name
+        replica.restart()
+    assert replica.next_load(2.0) is None
+    assert "2 times in a row" in replica.registry.failures[A.name].message

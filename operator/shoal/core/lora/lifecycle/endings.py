@@ -19,9 +19,10 @@ TOLERATED: Final = 1
 BACKOFF_SECONDS: Final = 600.0
 """Seconds until the next try after further ends."""
 REMEMBER_SECONDS: Final = 86_400.0
-"""Seconds for which the ends are counted that followed a load of an adapter."""
+"""Seconds for which an end of the engine counts."""
 LIVES: Final = 4
-"""Ends of the engine, the newest ones, among which none may have come by itself for an adapter to be blamed."""
+"""Ends of the engine, the newest ones of a day, among which none may have come by itself for an adapter to be
+blamed."""
 
 
 class EngineEnds(NamedTuple):
@@ -48,7 +49,7 @@ class EndedLoads:
     """Loads that broke off, and when: the engine may have ended, and its end is not seen yet."""
     ends: dict[str, EngineEnds] = field(default_factory=dict[str, EngineEnds])
     lives: tuple[EngineEnd, ...] = ()
-    """The last ends, the newest last. An engine that never served loaded nothing, and is not counted."""
+    """The last ends of a day, the newest last. An engine that never served loaded nothing, and is not counted."""
     served: tuple[float, float] | None = None
     """When this start of the engine was first and last seen to serve."""
 
@@ -70,7 +71,8 @@ class EndedLoads:
         self.suspects = {}
         by_itself = not blamed and self.served is not None and self.served[1] - self.served[0] < BACKOFF_SECONDS
         if blamed or self.served is not None:
-            self.lives = (*self.lives, EngineEnd(now, by_itself))[-LIVES:]
+            known = [end for end in self.lives if now - end.at < REMEMBER_SECONDS]
+            self.lives = (*known, EngineEnd(now, by_itself))[-LIVES:]
         self.served = None
         if by_itself:
             self.ends = {name: ends for name, ends in self.ends.items() if ends.at < self.lives[0].at}
