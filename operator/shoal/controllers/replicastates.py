@@ -88,9 +88,9 @@ def observe(world: World, model_uid: str, reservations: Reservations) -> dict[st
 
 def _replica_state(world: World, deployment: facts.Deployment, pods: list[facts.Pod]) -> ReplicaState:
     alive = sum(not p.deleting for p in pods)
-    # A rollout's pod that does not start is no fault of the class.
     refusals = {p.name: r.message for p in pods if not p.deleting and (r := _rejection(p)) is not None}
-    rejected = refusals if deployment.rolled_out and not deployment.replacing else {}
+    # Amid a rollout the pod cannot be made anew: where the Deployment shrinks, a replica that serves may go instead.
+    rejected = {} if deployment.has_old_pods else refusals
     return ReplicaState(
         replicas=deployment.replicas,
         gpus=deployment.gpus_per_replica,

@@ -319,3 +319,8 @@ class Deployment:
     def rolled_out(self) -> bool:
         """Every pod is of the current revision."""
         return self.observed_generation >= self.generation and self.updated >= self.total
+
+    @property
+    def has_old_pods(self) -> bool:
+        """Pods of an earlier revision exist. A change of the spec that is not observed yet does not count."""
+        return self.updated < self.total

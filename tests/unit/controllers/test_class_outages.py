@@ -238,3 +238,31 @@ def test_what_kueue_asked_for_in_vain_is_known_of_the_class_before_the_plan_move
     assert fleet.state.outages["spot"].until == START + timedelta(seconds=920)
     found = fleet.state.replica_states("a")["spot"]
     assert (found.rejected, found.rejection) == (1, "ProvisioningRequest chat/a: Failed, no stock")
+
+
+def test_a_pod_that_kueue_has_given_up_asks_again_also_as_the_last_one_of_a_rollout() -> None:
+    """Replaced in place, the only replica of a Model was gone, and its successor stood there until a person deleted
+    it."""
+    fleet = Fleet(Events(), models="a")
+    fleet.seconds = 30
+    raw = pod("a", 2)
+    raw["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    fleet.world.pods.upsert(raw)
+    rolling = deployment("a")
+    rolling["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "2"}
+    rolling["status"]["conditions"] = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]
+    fleet.world.deployments.upsert(rolling)
+    refused = NodeRefusal("StockOut", "no stock", everyone=True, repeated=True)
+    wait = QueueWait("AdmissionRejected", "x", refused, START + timedelta(seconds=20))
+    fleet.world.pods.amend("chat/p-a", "p-a", lambda found: replace(found, queue_wait=wait))
+    assert fleet.state.replica_states("a")["spot"].rejected == 1
+    # The Deployment has shrunk, and its controller has not seen it yet: asked for again now, the pod would stay.
+    shrunk = rolling | {"spec": rolling["spec"] | {"replicas": 0}}
+    shrunk["metadata"] = rolling["metadata"] | {"resourceVersion": "2", "generation": 2}
+    fleet.world.deployments.upsert(shrunk)
+    found = fleet.state.replica_states("a")["spot"]
+    assert (found.replicas, found.rejected) == (0, 1)
+    older = rolling | {"status": rolling["status"] | {"replicas": 2}}
+    older["metadata"] = rolling["metadata"] | {"resourceVersion": "3", "generation": 3}
+    fleet.world.deployments.upsert(older)
+    assert fleet.state.replica_states("a")["spot"].rejected == 0, "a replica of before may serve, and could go instead"

@@ -193,6 +193,36 @@ def test_a_replica_that_got_no_node_is_for_no_person_since_it_asks_again() -> No
     assert says(replace(seen, pods=(by_hand,)), "Stalled") is not None
 
 
+def test_a_rollouts_replica_that_got_no_node_is_for_a_person_while_replicas_of_before_serve() -> None:
+    """No plan makes it anew: a Deployment that shrinks amid a rollout may take away a replica that serves."""
+    refused = NodeRefusal("StockOut", "no stock", everyone=True, repeated=True)
+    wait = QueueWait("AdmissionRejected", "no stock", refused, NOW)
+    gone = replace(
+        pod(gates=("kueue.x-k8s.io/admission",), queue="serving", queue_managed=True, queue_wait=wait), node=None
+    )
+    rolling = replace(deployment(ready=1, updated=1, total=2), replacing=True, surges=False)
+    seen = observed(
+        placement=ONE,
+        wanted=2,
+        deployments=(rolling,),
+        pods=(pod("old", ready=True), gone),
+        untried=frozenset({"l4", "h100"}),
+    )
+    assert ready(seen)[1:] == (
+        "AdmissionRejected",
+        "pod ns/new is not admitted by queue ns/serving: no stock; delete the pod to ask again",
+    )
+    assert says(seen, "Stalled") is not None
+    waits = says(seen, "QuotaWait")
+    assert waits is not None
+    assert waits.message.endswith("delete the pod to ask again")
+    # All pods are of the new revision: the plan may shrink the Deployment.
+    last = replace(deployment(ready=0), replacing=True, surges=False)
+    seen = observed(placement=ONE, wanted=1, deployments=(last,), pods=(gone,))
+    assert ready(seen)[2].endswith("; a new pod asks again once nodes of l4 are expected")
+    assert says(seen, "Stalled") is None
+
+
 def test_of_listed_classes_one_that_disappears_is_named_and_the_others_are_used() -> None:
     gone = Excluded("l4", "there is no GPUClass of this name", "ClassNotFound")
     found = says(observed(placement=replace(ONE, excluded=(gone,)), wanted=1), "Accepted")

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from shoal.api import names, reasons
-from shoal.core.facts import Container, Pod
+from shoal.core.facts import Container, Deployment, Pod
 from shoal.core.podquota import held_by_quota, waits_for_queue
 
 _IMAGE_REASONS: Final = frozenset(
@@ -56,14 +57,15 @@ class Cause:
         return self.reason in _PERMANENT and not (self.recovers or self.asks_again)
 
 
-def diagnose(pods: Iterable[Pod]) -> Cause | None:
-    """The cause to show for these engine pods; None: nothing is known to be wrong.
+def diagnose(pods: Iterable[Pod], deployments: Iterable[Deployment] = ()) -> Cause | None:
+    """The cause to show for these engine pods of a Model's `deployments`; None: nothing is known to be wrong.
 
     Order: staging, images and container set-up, the engine, claims that are not made, scheduling gates, the scheduler;
     of equals the first pod by name.
     """
     sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
-    for find in (_staging, container_cause, _engine, _claim, _gate, _scheduling):
+    gate = partial(_gate, rolling={d.gpu_class for d in deployments if d.has_old_pods})
+    for find in (_staging, container_cause, _engine, _claim, gate, _scheduling):
         for pod in sick:
             if cause := find(pod):
                 return cause
@@ -135,7 +137,8 @@ def _claim(pod: Pod) -> Cause | None:
     return Cause(found.reason, f"pod {pod.key} gets no ResourceClaim: {found.message}")
 
 
-def _gate(pod: Pod) -> Cause | None:
+def _gate(pod: Pod, rolling: Collection[str]) -> Cause | None:
+    """`rolling`: classes where a rollout is under way. No plan makes a pod anew there."""
     if not pod.gated or not pod.gates:
         return None
     if not waits_for_queue(pod):
@@ -151,7 +154,7 @@ def _gate(pod: Pod) -> Cause | None:
     reason, said = pod.queue_wait.reason, pod.queue_wait.message
     separator = " " if reason == reasons.ADMISSION_CHECK else ": "
     message = f"pod {pod.key} {what.get(reason, f'waits for quota of {queue}')}{separator}{said}"
-    if pod.queue_wait.refusal is not None:
+    if pod.queue_wait.refusal is not None and pod.gpu_class not in rolling:
         again = f"; a new pod asks again once nodes of {pod.gpu_class} are expected"
         return Cause(reason, message + again, gpu_class=pod.gpu_class, asks_again=True)
     if reason == reasons.ADMISSION_REJECTED:

@@ -16,7 +16,7 @@ def quota_wait(pods: Sequence[Pod], deployments: Sequence[Deployment]) -> Condit
     alive = [pod for pod in pods if not pod.deleting and not pod.finished]
     gated = [pod for pod in alive if pod.gated and waits_for_queue(pod)]
     said: list[tuple[str, str]] = []
-    if gated and (cause := diagnose(gated)) is not None:
+    if gated and (cause := diagnose(gated, deployments)) is not None:
         more = f" ({len(gated)} replicas wait)" if len(gated) > 1 else ""
         said.append((cause.reason, f"{cause.message}{more}"))
     said += [

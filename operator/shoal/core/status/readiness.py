@@ -38,7 +38,7 @@ def unread(seen: Observed) -> tuple[str, str] | None:
 def cause_of(seen: Observed) -> Cause | None:
     """Why replicas do not serve, as far as pods and Deployments show it."""
     refused = next((d.refused for d in seen.deployments if d.refused), None)
-    found = diagnose(seen.pods)
+    found = diagnose(seen.pods, seen.deployments)
     if refused and (found is None or found.reason in (reasons.UNSCHEDULABLE, *_QUEUES)):
         quota = refusal(refused)
         return Cause(quota.reason, quota.message) if quota else Cause(reasons.PODS_REFUSED, refused)
