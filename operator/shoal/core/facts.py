@@ -109,6 +109,8 @@ class QueueWait:
     for another reason."""
     refused_at: datetime | None = None
     """When the last request for a node failed."""
+    no_room: bool = False
+    """Kueue has said that the quota has no room for it, or took it away. False: it has room, or nothing was said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,20 @@ def held_by_quota(pod: Pod) -> bool:
 
 def blocks_surge(pods: Iterable[Pod], refused: str | None) -> bool:
     """Whether a quota has no room for the replica that a rollout starts beside the old ones. `pods`: of the Deployment;
-    `refused`: why the API server refuses others."""
+    `refused`: why the API server refuses others.
+
+    A pod that Kueue holds back counts once Kueue has said that there is no room: a pod that is new, or that has quota
+    and waits for its node, ends no replica that serves.
+    """
     if refused and refusal(refused) is not None:
         return True
-    return any(held_by_quota(pod) and not pod.deleting for pod in pods)
+    return any(_without_room(pod) for pod in pods if held_by_quota(pod) and not pod.deleting)
+
+
+def _without_room(pod: Pod) -> bool:
+    if pod.claim_refusal is not None and pod.claim_refusal.quota:
+        return True
+    return pod.queue_wait is not None and pod.queue_wait.no_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,7 @@ def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[P
     for kind in ("QuotaReserved", "Admitted", "Evicted"):
         status, message = found.conditions.get(kind, ("", ""))
         if message and (status == "False" or kind == "Evicted"):
-            return QueueWait(reasons.QUOTA_WAIT, _line(message))
+            return QueueWait(reasons.QUOTA_WAIT, _line(message), no_room=True)
     return QueueWait(reasons.QUOTA_WAIT, "Kueue has not looked at it yet")
 
 

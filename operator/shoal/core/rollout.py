@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Literal
 
+from shoal.api import reasons
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import VariantPlan
 from shoal.core.placement.backoff import PROVISION_FACTOR
@@ -41,16 +42,18 @@ def begin(
 def no_node_came(pods: list[Pod], provision_seconds: float | None, now: datetime) -> bool:
     """Whether the replica more of a rollout waits in vain for a node of an autoscaler. `pods`: of the Deployment;
     `provision_seconds`: in which an autoscaler adds one; None: none does. An autoscaler that refuses it repeatedly is
-    not waited for."""
+    not waited for, nor one that has refused it by Kueue's request."""
     if provision_seconds is None:
         return False
     limit = PROVISION_FACTOR * provision_seconds
-    return any(
-        pod.node is None
-        and not (pod.deleting or pod.gated)
-        and pod.created is not None
-        and (
-            (now - pod.created).total_seconds() >= limit or (pod.node_refusal is not None and pod.node_refusal.repeated)
-        )
-        for pod in pods
-    )
+    return any(_in_vain(pod, limit, now) for pod in pods if pod.node is None and not pod.deleting)
+
+
+def _in_vain(pod: Pod, limit: float, now: datetime) -> bool:
+    if pod.gated:
+        wait = pod.queue_wait
+        if wait is None or wait.reason != reasons.ADMISSION_CHECK:
+            return wait is not None and wait.refusal is not None
+    if pod.created is None:
+        return False
+    return (now - pod.created).total_seconds() >= limit or (pod.node_refusal is not None and pod.node_refusal.repeated)

@@ -137,11 +137,13 @@ def test_a_queue_that_no_kueue_looks_at_is_said() -> None:
 def test_the_message_is_kueues_own() -> None:
     full = Workload(("p",), {"QuotaReserved": ("False", "couldn't assign flavors:\n insufficient quota")})
     other = Workload(("q",), {"QuotaReserved": ("False", "another's")})
-    assert queue_wait("p", [other, full]) == QueueWait("QuotaWait", "couldn't assign flavors: insufficient quota")
+    assert queue_wait("p", [other, full]) == QueueWait(
+        "QuotaWait", "couldn't assign flavors: insufficient quota", no_room=True
+    )
     assert queue_wait("x", [other, full]) == QueueWait("QuotaWait", NO_WORKLOAD)
     assert "integration `pod`" in NO_WORKLOAD
     evicted = Workload(("p",), {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")})
-    assert queue_wait("p", [evicted]) == QueueWait("QuotaWait", "preempted by a job")
+    assert queue_wait("p", [evicted]) == QueueWait("QuotaWait", "preempted by a job", no_room=True)
 
 
 # --- quotas on devices: the ResourceClaim is refused, not the pod ---------------------------------------------------
@@ -252,7 +254,9 @@ def test_of_requests_that_are_repeated_the_last_one_is_told_and_when_the_next_on
     assert "pod-p-nodes-2" in again.message
     # Without quota after a failed request it is the quota that it waits for.
     full = {"QuotaReserved": ("False", "insufficient unused quota")}
-    assert queue_wait("p", [checked(conditions=full)], [failed]) == QueueWait("QuotaWait", "insufficient unused quota")
+    assert queue_wait("p", [checked(conditions=full)], [failed]) == QueueWait(
+        "QuotaWait", "insufficient unused quota", no_room=True
+    )
 
 
 def test_what_kueue_has_given_up_waits_for_a_person() -> None:
@@ -385,11 +389,19 @@ def test_a_surge_pod_that_waits_for_quota_takes_no_gpu() -> None:
     n0 = replace(supply("h100", 1, of=2).nodes[0], name="n0")
     found = plan([rolls, demand("chat/b", H100)], [replace(supply("h100"), nodes=(n0,), matching=None)])
     assert found["chat/b"].placed if "chat/b" in found else all(p.placed for p in found.values())
-    assert blocks_surge([gated()], None)
+    assert blocks_surge([gated(queue_wait=QueueWait("QuotaWait", "insufficient unused quota", no_room=True))], None)
     assert blocks_surge([], FULL)
     assert not blocks_surge([pod()], "admission webhook denied it")
     assert blocks_surge([unclaimed()], None), "the old replicas have the devices that the quota counts"
     assert not blocks_surge([unclaimed(message=DENIED), unclaimed(deleting=True)], None)
+
+
+def test_no_replica_that_serves_goes_for_one_that_has_quota_or_that_kueue_has_not_looked_at() -> None:
+    checks = queue_wait("p", [checked()], [request()])
+    assert checks.reason == "AdmissionCheckPending", "it has quota and waits for its node"
+    nobody = queue_wait("p", [])
+    for wait in (checks, nobody, None):
+        assert not blocks_surge([gated(queue_wait=wait)], None)
 
 
 def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:

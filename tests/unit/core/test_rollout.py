@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from shoal.core.facts import Deployment, Pod
+from shoal.core.facts import Deployment, NodeRefusal, Pod, QueueWait
 from shoal.core.placement import VariantPlan
 from shoal.core.rollout import Beginning, begin, no_node_came
 
@@ -66,3 +66,12 @@ def test_a_replica_more_for_which_no_node_came_is_given_up() -> None:
     assert not no_node_came([replace(waits, created=soon)], 300.0, NOW)
     assert not no_node_came([waits], None, NOW)  # no autoscaler: another replica has the GPUs for now
     assert not no_node_came([replace(waits, node="l4-0")], 300.0, NOW)
+    # By a request of Kueue: by the same time, or as soon as Kueue gives up.
+    held = replace(waits, gates=("kueue.x-k8s.io/admission",), queue_wait=QueueWait("AdmissionCheckPending", "x"))
+    assert no_node_came([held], 300.0, NOW)
+    assert not no_node_came([replace(held, created=soon)], 300.0, NOW)
+    no_room = QueueWait("QuotaWait", "insufficient unused quota", no_room=True)
+    assert not no_node_came([replace(held, queue_wait=no_room)], 300.0, NOW)
+    given_up = QueueWait("AdmissionRejected", "x", NodeRefusal("NoNodeCame", "no stock", everyone=True))
+    assert no_node_came([replace(held, created=soon, queue_wait=given_up)], 300.0, NOW)
+    assert not no_node_came([replace(held, queue_wait=QueueWait("AdmissionRejected", "by a person"))], 300.0, NOW)
