@@ -125,7 +125,7 @@ class ModelRecord:
     prefetch: tuple[PrefetchStatus, ...] = ()
     """Weights in node caches, per class. Written by `PrefetchController`."""
     all_backoffs: Mapping[str, ClassBackoff] = field(default_factory=dict[str, ClassBackoff])
-    """Classes on which its replicas failed to start, also those where engines of another revision crashed. Written by
+    """Classes on which its replicas failed to start, also those where only another revision did. Written by
     `ClassBackoffs`."""
     applied: dict[str, EngineRevision] = field(default_factory=dict[str, EngineRevision])
     """Class -> what the pod template of its Deployment runs; none: not written in this term. Written by the

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import pytest
+
 from shoal.api import names
 from shoal.api.meta import GROUP, JsonObject
 from shoal.api.model import ModelSpec
@@ -12,13 +14,14 @@ from shoal.controllers.coldstarts import LONGEST_TIMEOUT_SECONDS, ColdStarts
 from shoal.controllers.state import FleetState
 from shoal.controllers.triggers import subscribe
 from shoal.controllers.world import World
+from shoal.core.enginerevision import engine_revision
 from shoal.core.facts import Deployment, Pod
 from shoal.core.ownership import Link, Owner
 from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG, gpu_class, model
-from tests.unit.controllers.test_scale_writes import UID, Plane
+from tests.unit.controllers.test_scale_writes import UID, Plane, node
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = {
@@ -50,6 +53,9 @@ class Cluster:
         world.pods = self.pods
         world.models.upsert(MODEL)
         self.state = FleetState(world)
+        self.state.record("m").applied["l4"] = engine_revision(
+            ModelSpec.model_validate(MODEL["spec"]), "l4", None, None
+        )
         self.backoffs = ClassBackoffs(world, self.state, ColdStarts(world, self.state))
         subscribe(world.pods, self.backoffs.on_pod)
         self.pod(ready=False)
@@ -123,8 +129,8 @@ def test_the_plan_knows_that_the_engine_crashes_on_a_class_and_asks_for_a_node_o
     def planned(*, crashes: bool) -> dict[str, int]:
         request = plane.state.record(UID).request
         assert request is not None
-        crashed = request.engine_revision("l4") if crashes else None
-        backoff = ClassBackoff("a replica there did not start", START, crashed=crashed)
+        runs = request.engine_revision("l4")
+        backoff = ClassBackoff("a replica there did not start", START, revision=runs, crashes=crashes)
         plane.state.record(UID).all_backoffs = {"l4": backoff}
         return replan(plane)
 
@@ -140,18 +146,20 @@ def replan(plane: Plane) -> dict[str, int]:
     return {v.gpu_class: v.replicas for v in decided.placement.variants if v.replicas}
 
 
-def crashing_on_l4(template: str = "t1") -> JsonObject:
-    """A pod whose engine crashes."""
+def pod_on_l4(*, crashes: bool, template: str = "t1") -> JsonObject:
+    """A pod whose engine crashes, or runs and never answers."""
     labels = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: UID}
     ended = {"exitCode": 1, "reason": "Error", "message": "CUDA out of memory"}
-    engine = {"name": "engine", "restartCount": 3, "lastState": {"terminated": ended}}
+    engine: JsonObject = {"name": "engine", "restartCount": 0}
+    if crashes:
+        engine = {"name": "engine", "restartCount": 3, "lastState": {"terminated": ended}}
     return {
         "metadata": {
             "name": f"chat-l4-{template}",
             "namespace": "ns",
             "uid": template,
             "resourceVersion": "1",
-            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "creationTimestamp": "2020-01-01T00:00:00Z",
             "labels": labels | {names.LABEL_GPU_CLASS: "l4", "pod-template-hash": template},
         },
         "spec": {"nodeName": "l4-0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
@@ -159,18 +167,24 @@ def crashing_on_l4(template: str = "t1") -> JsonObject:
     }
 
 
-class CrashingModel:
-    """A Model whose engine crashes on the cheaper of two classes; an autoscaler adds the nodes of the dearer one."""
+class BrokenModel:
+    """A Model whose engine does not start on the cheaper of two classes. Where it crashes, an autoscaler adds the nodes
+    of the dearer class; where it hangs, that class has a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, crashes: bool = True) -> None:
         self.plane = plane = Plane(replicas=1)
         dear = gpu_class("h100", "H100", cost="2.49", memory="80Gi")
         dear["metadata"] |= {"uid": "h100", "resourceVersion": "1", "generation": 1}
-        dear["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1, "provisionSeconds": 600}}
+        if crashes:
+            dear["spec"]["nodes"] = {"autoscaled": {"max": 1, "gpusPerNode": 1, "provisionSeconds": 600}}
+        else:
+            there = node("h100-0", 1)
+            there["metadata"]["labels"] = {"nvidia.com/gpu.product": "H100"}
+            plane.world.nodes.upsert(there)
         plane.world.classes.upsert(dear)
         self.backoffs = ClassBackoffs(plane.world, plane.state, ColdStarts(plane.world, plane.state))
         subscribe(plane.world.pods, self.backoffs.on_pod)
-        plane.world.pods.upsert(crashing_on_l4())
+        plane.world.pods.upsert(pod_on_l4(crashes=crashes))
 
     def applied(self) -> None:
         """The Executor has written the Deployment of the cheaper class."""
@@ -191,8 +205,14 @@ class CrashingModel:
         return replan(self.plane)
 
 
-def test_a_model_that_the_user_mended_gets_the_class_back_where_its_former_revision_crashed() -> None:
-    chat = CrashingModel()
+CRASHES_OR_HANGS = pytest.mark.parametrize("crashes", [True, False], ids=["crashes", "hangs"])
+
+
+@CRASHES_OR_HANGS
+def test_a_model_that_the_user_mended_gets_the_class_back_where_its_former_revision_did_not_start(
+    crashes: bool,
+) -> None:
+    chat = BrokenModel(crashes=crashes)
     chat.applied()
     assert chat.placed() == {"h100": 1}
     chat.plane.world.pods.remove("ns/chat-l4-t1")
@@ -202,8 +222,9 @@ def test_a_model_that_the_user_mended_gets_the_class_back_where_its_former_revis
     assert chat.placed() == {"h100": 1}, "the user has taken the change back"
 
 
-def test_what_changes_no_engine_and_a_sleep_at_zero_end_no_backoff() -> None:
-    chat = CrashingModel()
+@CRASHES_OR_HANGS
+def test_what_changes_no_engine_and_a_sleep_at_zero_end_no_backoff(crashes: bool) -> None:
+    chat = BrokenModel(crashes=crashes)
     chat.applied()
     assert chat.placed() == {"h100": 1}
     chat.plane.world.pods.remove("ns/chat-l4-t1")
@@ -216,9 +237,10 @@ def test_what_changes_no_engine_and_a_sleep_at_zero_end_no_backoff() -> None:
     assert chat.placed() == {"h100": 1}
 
 
-def test_a_replica_that_still_crashes_as_before_says_nothing_of_the_mended_model() -> None:
+@CRASHES_OR_HANGS
+def test_a_replica_that_still_fails_as_before_says_nothing_of_the_mended_model(crashes: bool) -> None:
     """The Deployment is rolled out a moment after the Model was changed."""
-    chat = CrashingModel()
+    chat = BrokenModel(crashes=crashes)
     chat.applied()
     assert chat.placed() == {"h100": 1}
     chat.edited(engine={"extraArgs": ["--mem-fraction-static=0.8"]})
@@ -227,8 +249,9 @@ def test_a_replica_that_still_crashes_as_before_says_nothing_of_the_mended_model
     assert chat.plane.state.record(UID).all_backoffs["l4"].template == "t1", "so that its successor is told from it"
 
 
-def test_a_new_leader_waits_until_it_knows_which_revision_crashes() -> None:
-    chat = CrashingModel()
+@CRASHES_OR_HANGS
+def test_a_new_leader_waits_until_it_knows_which_revision_does_not_start(crashes: bool) -> None:
+    chat = BrokenModel(crashes=crashes)
     chat.applied()
     chat.plane.state.begin_term()
     assert chat.placed() == {"l4": 1}

@@ -1,6 +1,6 @@
 """Classes on which a Model has no luck: remembered for a while, taken last, and named."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -38,11 +38,32 @@ def startup_timeout(_gpu_class: str) -> float:
     return 900.0
 
 
+def revision(*args: str, **spec: object) -> EngineRevision:
+    fields = {"source": {"uri": "hf://org/model"}, "engine": {"extraArgs": args}} | spec
+    return engine_revision(ModelSpec.model_validate(fields), "l4-24gb", None, None)
+
+
+BROKEN, MENDED = revision("--mem-fraction-static=0.99"), revision("--mem-fraction-static=0.8")
+
+
+def seen(
+    *pods: Pod,
+    of: EngineRevision = BROKEN,
+    after: float = 900,
+    known: Mapping[str, ClassBackoff] = {},
+    rolling: bool = False,
+) -> dict[str, ClassBackoff]:
+    """What is known so many seconds after the start, where the Deployment runs the revision `of`."""
+    classes = {"l4-24gb"}
+    applied = dict.fromkeys(classes, of)
+    rolls = classes if rolling else ()
+    return observe(known, pods, now=at(after), timeout=startup_timeout, rolling=rolls, applied=applied)
+
+
 def test_a_replica_that_is_not_ready_after_three_cold_starts_puts_the_class_in_backoff() -> None:
-    assert observe({}, [pod()], now=at(899), timeout=startup_timeout) == {}
-    assert observe({}, [pod()], now=at(900), timeout=startup_timeout) == {
-        "l4-24gb": ClassBackoff(WHY, at(900 + RETRY_SECONDS))
-    }
+    assert seen(pod(template="t1"), after=899) == {}
+    backoff = ClassBackoff(WHY, at(900 + RETRY_SECONDS), revision=BROKEN, template="t1")
+    assert seen(pod(template="t1")) == {"l4-24gb": backoff}
 
 
 @pytest.mark.parametrize(
@@ -51,16 +72,16 @@ def test_a_replica_that_is_not_ready_after_three_cold_starts_puts_the_class_in_b
     ids=["ready", "was ready", "going", "finished", "of unknown age"],
 )
 def test_what_causes_no_backoff(harmless: Pod) -> None:
-    assert observe({}, [harmless], now=at(10_000), timeout=startup_timeout) == {}
+    assert seen(harmless, after=10_000) == {}
 
 
 def test_a_class_works_where_another_replica_is_ready_and_a_rollout_is_not_its_fault() -> None:
-    assert observe({}, [pod(), pod(ready=True, name="other")], now=at(10_000), timeout=startup_timeout) == {}
-    assert observe({}, [pod()], now=at(10_000), timeout=startup_timeout, rolling={"l4-24gb"}) == {}
+    assert seen(pod(), pod(ready=True, name="other"), after=10_000) == {}
+    assert seen(pod(), after=10_000, rolling=True) == {}
 
 
 def test_a_backoff_holds_for_an_hour_and_no_longer() -> None:
-    known = observe({}, [pod()], now=at(900), timeout=startup_timeout)
+    known = seen(pod())
     assert observe(known, [], now=at(900 + RETRY_SECONDS - 1), timeout=startup_timeout) == known
     assert observe(known, [], now=at(900 + RETRY_SECONDS), timeout=startup_timeout) == {}
 
@@ -133,15 +154,7 @@ def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None
     assert found["chat/b"].reason == "Moving"
 
 
-# --- engines that crash ---------------------------------------------------------------------------------------------
-
-
-def revision(*args: str, **spec: object) -> EngineRevision:
-    fields = {"source": {"uri": "hf://org/model"}, "engine": {"extraArgs": args}} | spec
-    return engine_revision(ModelSpec.model_validate(fields), "l4-24gb", None, None)
-
-
-BROKEN, MENDED = revision("--mem-fraction-static=0.99"), revision("--mem-fraction-static=0.8")
+# --- engines that crash or hang -------------------------------------------------------------------------------------
 
 
 def crashing(template: str = "t1", restarts: int = 3) -> Pod:
@@ -150,67 +163,95 @@ def crashing(template: str = "t1", restarts: int = 3) -> Pod:
     return pod(name=f"p-{template}", containers=(engine,), template=template)
 
 
-def seen(
-    *pods: Pod, of: EngineRevision, known: Mapping[str, ClassBackoff] = {}, rolling: bool = False
-) -> dict[str, ClassBackoff]:
-    """What is known a minute after the start, where the Deployment runs the revision `of`."""
-    classes = {"l4-24gb"}
-    applied = dict.fromkeys(classes, of)
-    rolls = classes if rolling else ()
-    return observe(known, pods, now=at(60), timeout=startup_timeout, rolling=rolls, applied=applied)
+def hanging(template: str = "t1") -> Pod:
+    """Its engine runs and never answers; or it has ended, but not often."""
+    return pod(name=f"p-{template}", template=template)
+
+
+NOT_STARTING = pytest.mark.parametrize(
+    ("not_starting", "after"),
+    [(crashing, 60.0), (hanging, 900.0), (lambda template="t1": crashing(template, restarts=2), 900.0)],
+    ids=["crashing", "hanging", "ended twice"],
+)
+"""A pod of a template whose engine does not start, and when this shows."""
 
 
 def test_an_engine_that_ends_again_and_again_puts_the_class_in_backoff_long_before_three_cold_starts() -> None:
-    assert seen(crashing(restarts=2), of=BROKEN) == {}
-    found = seen(crashing(), of=BROKEN)
+    assert seen(crashing(restarts=2), after=60) == {}
+    found = seen(crashing(), after=60)
     assert found["l4-24gb"].why == (
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     )
     assert found["l4-24gb"].crashes
-    assert not observe({}, [pod()], now=at(900), timeout=startup_timeout)["l4-24gb"].crashes, "it is slow"
+    assert not seen(hanging())["l4-24gb"].crashes, "it is slow, and a node of another class costs money"
+    assert not seen(crashing(restarts=2))["l4-24gb"].crashes, "it may start yet"
 
 
-def test_a_crash_is_no_backoff_while_nobody_knows_which_revision_crashed() -> None:
+@NOT_STARTING
+def test_an_engine_that_does_not_start_is_no_backoff_while_nobody_knows_its_revision(
+    not_starting: Callable[..., Pod], after: float
+) -> None:
     """After a start of the operator, until it has looked at the Deployment."""
-    assert observe({}, [crashing()], now=at(10_000), timeout=startup_timeout) == {}
+    assert observe({}, [not_starting()], now=at(10 * after), timeout=startup_timeout) == {}
 
 
-def test_crashes_count_for_the_revision_that_crashed_and_refusals_for_all() -> None:
-    crashed = seen(crashing(), of=BROKEN)
-    assert counting(crashed, lambda _: BROKEN) == crashed
-    assert counting(crashed, lambda _: MENDED) == {}
-    refused = observe({}, [pod(node=None, unschedulable=NO_CPU)], now=at(300), timeout=startup_timeout)
+@NOT_STARTING
+def test_a_backoff_counts_for_the_revision_that_did_not_start(not_starting: Callable[..., Pod], after: float) -> None:
+    known = seen(not_starting(), after=after)
+    assert list(counting(known, lambda _: BROKEN)) == ["l4-24gb"]
+    assert counting(known, lambda _: MENDED) == {}
+
+
+def test_what_the_cluster_refuses_counts_for_every_revision() -> None:
+    refused = seen(pod(node=None, unschedulable=NO_CPU), after=300)
     assert list(counting(refused, lambda _: MENDED)) == ["l4-24gb"]
 
 
-def test_who_goes_back_to_the_revision_that_crashed_has_its_backoff_again() -> None:
-    known = seen(crashing(), of=BROKEN)
-    later = seen(of=MENDED, known=known)
-    assert counting(later, lambda _: BROKEN) == known
+@NOT_STARTING
+def test_who_goes_back_to_the_revision_that_did_not_start_has_its_backoff_again(
+    not_starting: Callable[..., Pod], after: float
+) -> None:
+    known = seen(not_starting(), after=after)
+    later = seen(of=MENDED, after=after, known=known)
+    assert list(counting(later, lambda _: BROKEN)) == ["l4-24gb"]
+    assert counting(later, lambda _: MENDED) == {}
 
 
-def test_a_revision_that_crashes_too_has_a_backoff_of_its_own() -> None:
-    known = seen(crashing(), of=BROKEN)
-    assert seen(crashing("t2"), of=MENDED, known=known)["l4-24gb"].crashed == MENDED
-    assert seen(crashing("t1"), of=MENDED, known=known)["l4-24gb"].crashed == MENDED, "the change replaced no pod"
+@NOT_STARTING
+def test_a_revision_that_does_not_start_either_has_a_backoff_of_its_own(
+    not_starting: Callable[..., Pod], after: float
+) -> None:
+    known = seen(not_starting(), after=after)
+    for template in ("t2", "t1"):  # the change has replaced the pod, or it replaces none
+        found = seen(not_starting(template), of=MENDED, after=after, known=known)
+        assert found["l4-24gb"].revision == MENDED
 
 
-def test_a_rollout_is_no_excuse_where_the_revision_before_it_crashed_too() -> None:
+@NOT_STARTING
+def test_a_rollout_is_no_excuse_where_the_revision_before_it_did_not_start_either(
+    not_starting: Callable[..., Pod], after: float
+) -> None:
     """The replica would stay on a class where nothing ever worked: a rollout ends when its replicas are ready."""
-    known = seen(crashing(), of=BROKEN)
-    assert seen(crashing("t1"), of=MENDED, known=known, rolling=True) == known, "the former replica crashes on"
-    found = seen(crashing("t1"), crashing("t2"), of=MENDED, known=known, rolling=True)
-    assert found["l4-24gb"].crashed == MENDED
-    assert seen(crashing("t2"), of=MENDED, rolling=True) == {}, "the class may have worked"
+    known = seen(not_starting(), after=after)
+
+    def rollout(*pods: Pod, known: Mapping[str, ClassBackoff] = known) -> dict[str, ClassBackoff]:
+        return seen(*pods, of=MENDED, after=after, known=known, rolling=True)
+
+    assert rollout(not_starting("t1")) == known, "the former replica fails on"
+    assert rollout(not_starting("t1"), not_starting("t2"))["l4-24gb"].revision == MENDED
+    assert rollout(not_starting("t2"), known={}) == {}, "the class may have worked"
     works = pod(ready=True, name="former", template="t1")
-    assert seen(works, crashing("t2"), of=MENDED, known=known, rolling=True) == known, "the class works"
+    assert rollout(works, not_starting("t2")) == known, "the class works"
 
 
-def test_what_the_cluster_refuses_a_mended_model_is_seen_though_its_former_revision_crashed() -> None:
-    known = seen(crashing(), of=BROKEN)
+@NOT_STARTING
+def test_what_the_cluster_refuses_a_mended_model_is_seen_though_its_former_revision_did_not_start(
+    not_starting: Callable[..., Pod], after: float
+) -> None:
+    known = seen(not_starting(), after=after)
     stuck = pod(node=None, unschedulable=NO_CPU)
-    found = observe(known, [stuck], now=at(300), timeout=startup_timeout, applied={"l4-24gb": MENDED})
+    found = seen(stuck, of=MENDED, after=after + 300, known=known)
     assert "Insufficient cpu" in found["l4-24gb"].why
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.api.model import Model
+from shoal.api.model import Model, ModelSpec
+from shoal.core.enginerevision import engine_revision
 from shoal.core.facts import ClaimRefusal, Deployment, Pod, QueueWait
 from shoal.core.placement import ClassSupply, Demand, Held, ReplicaState, plan
 from shoal.core.placement.autoscalerevents import PodEvent
@@ -408,9 +409,13 @@ def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:
     later = NOW + timedelta(days=2)
 
     def backoffs(each: Pod, admitted: dict[str, datetime] | None = None) -> bool:
+        spec = ModelSpec.model_validate({"source": {"uri": "hf://org/model"}})
         return bool(
-            observe({}, [each], now=later, timeout=lambda _: 300.0, provision=lambda _: 60.0, admitted=admitted or {})
-        )
+            observe(
+                {}, [each], now=later, timeout=lambda _: 300.0, provision=lambda _: 60.0, admitted=admitted or {},
+                applied={"h100": engine_revision(spec, "h100", None, None)},
+            )
+        )  # fmt: skip
 
     assert not backoffs(gated())
     assert not backoffs(unclaimed())

@@ -3,9 +3,10 @@ other than GPUs. For a while the plan takes such a class last (`Demand.backoffs`
 
 Without backoff, the next plan would ask for the replica that was just given up again.
 
-A backoff for an engine that crashes belongs to the revision that crashed (`EngineRevision`): once the Model asks for
-another one, the backoff does not count. It is remembered nevertheless. It counts again if the user goes back to that
-revision, and while the class is rolled out to the next revision it tells that no replica worked there before.
+A backoff for an engine that crashes, or was not ready in time, belongs to the revision of that engine
+(`EngineRevision`): once the Model asks for another one, the backoff does not count. It is remembered nevertheless. It
+counts again if the user goes back to that revision, and while the class is rolled out to the next revision it tells
+that no replica worked there before.
 """
 
 import math
@@ -46,23 +47,21 @@ class ClassBackoff:
     no_nodes: str = ""
     """Reason for which no node of the class comes for any Model: it is an outage of the class (`outages.py`), and no
     backoff. "": the cause is this Model's."""
-    crashed: EngineRevision | None = None
-    """The revision whose engine ended there again and again. None: the cause is another one."""
+    revision: EngineRevision | None = None
+    """The revision whose replica had a node and did not become ready. None: a replica found no node, of whatever
+    revision."""
     template: str = ""
-    """Of `crashed`: hash of the pod template of the replica that showed it."""
-
-    @property
-    def crashes(self) -> bool:
-        """The engine of a replica there ended again and again."""
-        return self.crashed is not None
+    """Of `revision`: hash of the replica's pod template."""
+    crashes: bool = False
+    """The engine of `revision` ended there again and again."""
 
 
 def counting(
     known: Mapping[str, ClassBackoff], revision: Callable[[str], EngineRevision | None]
 ) -> dict[str, ClassBackoff]:
-    """Those of `known` that concern a Model whose engines run `revision`, by class. A crash says nothing of another
-    revision; what a cluster refuses, it refuses to all of them."""
-    return {n: each for n, each in known.items() if each.crashed is None or each.crashed == revision(n)}
+    """Those of `known` that concern a Model whose engines run `revision`, by class. An engine that does not start says
+    nothing of another revision; what a cluster refuses, it refuses to all of them."""
+    return {n: each for n, each in known.items() if each.revision is None or each.revision == revision(n)}
 
 
 def observe(
@@ -86,10 +85,10 @@ def observe(
     `admitted`: uid of a pod -> when it was last seen to wait for a quota: its age counts from then. A class with a
     ready replica of the Model gets no backoff for replicas that do not start. `newest_node`: class -> when its newest
     node was made. `without_node`: uid of a pod -> until when no node was expected for it: a node that is announced to
-    it after that gets its whole time. `applied`: class -> what its Deployment's pod template runs. Crashes on a class
-    that is not in it are not looked at: nobody knows which revision crashes.
+    it after that gets its whole time. `applied`: class -> what its Deployment's pod template runs. On a class that is
+    not in it, replicas with a node are not judged: nobody knows which revision does not start.
 
-    Where the revision before has crashed, a rollout is no excuse for its successor: the class has not worked.
+    Where the revision before did not start, a rollout is no excuse for its successor: the class has not worked.
 
     A replica without a node is given up before its time where an autoscaler refuses the node repeatedly.
     """
@@ -101,7 +100,7 @@ def observe(
         name = pod.gpu_class or ""
         if pod.ready or pod.was_ready or pod.created is None:
             continue
-        if (before := found.get(name)) is not None and before.crashed in (None, applied.get(name)):
+        if (before := found.get(name)) is not None and before.revision in (None, applied.get(name)):
             continue  # it is in backoff
         if name in rolling and (before is None or pod.node is None or pod.template in ("", before.template)):
             continue
@@ -144,11 +143,12 @@ def observe(
                     until,
                     no_nodes="" if alone else NO_NODE_CAME,
                 )
-        elif name not in works and (ended := _crashes(pod)) is not None:
-            if (revision := applied.get(name)) is not None:
-                found[name] = ClassBackoff(ended, until, crashed=revision, template=pod.template)
-        elif name not in works and age >= timeout(name):
-            found[name] = ClassBackoff(f"a replica there was not ready after {_minutes(age)}, three cold starts", until)
+        elif name not in works and (revision := applied.get(name)) is not None:
+            if (ended := _crashes(pod)) is not None:
+                found[name] = ClassBackoff(ended, until, revision=revision, template=pod.template, crashes=True)
+            elif age >= timeout(name):
+                why = f"a replica there was not ready after {_minutes(age)}, three cold starts"
+                found[name] = ClassBackoff(why, until, revision=revision, template=pod.template)
     return found
 
 
