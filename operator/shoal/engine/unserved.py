@@ -27,3 +27,9 @@ TRUSTS_SENDERS: Final = (
     "whoever sends a request could bring code, templates or tensors, or name files and others' images; leave it out"
 )
 """What requests may bring along."""
+LOGS_ALL: Final = (
+    "it writes prompts or answers of all tenants into logs or files; leave it out, and use the request log of a "
+    "Tenant: spec.logging of the Tenant"
+)
+"""Logs and dumps of requests. They have no redaction and no retention, and are not set per tenant
+(docs/requestlog.md)."""

@@ -195,6 +195,44 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
         ),
         *(
             (
+                arg,
+                f"{arg.partition('=')[0]} is owned by Shoal: it writes prompts or answers of all tenants into logs or "
+                "files; leave it out, and use the request log of a Tenant: spec.logging of the Tenant",
+            )
+            for arg in (
+                "--log-requests",
+                "--log-requests-level=3",
+                "--log-requests-format=json",
+                "--log-requests-target=/tmp/requests",
+                "--crash-dump-folder=/tmp/dumps",
+                "--debug-tensor-dump-output-folder=/tmp/tensors",
+                "--debug-tensor-dump-layers=1",
+                "--msprobe-dump-config=/tmp/msprobe.json",
+                "--export-metrics-to-file",
+                "--export-metrics-to-file-dir=/tmp/metrics",
+            )
+        ),
+        (
+            "--log=x",
+            "--log is an abbreviation of --log-requests, which is owned by Shoal: it writes prompts or answers of all "
+            "tenants into logs or files; leave it out, and use the request log of a Tenant: spec.logging of the Tenant",
+        ),
+        (
+            "--checkpoint-engine-wait-weights-before-ready",
+            "--checkpoint-engine-wait-weights-before-ready is owned by Shoal: the engine would wait for weights that "
+            "nobody sends; leave it out, and use spec.source",
+        ),
+        ("--tokenizer-path=/x", "--tokenizer-path is owned by Shoal: use spec.source"),
+        *(
+            (
+                arg,
+                f"{arg.partition('=')[0]} is owned by Shoal: the engine would take its weights from another process, "
+                "which Shoal neither starts nor watches; leave it out: spec.prefetch has the weights on nodes before",
+            )
+            for arg in ("--weight-cache-mode=client", "--weight-cache-socket=/tmp/x.sock", "--weight-cache-timeout=5")
+        ),
+        *(
+            (
                 name,
                 f"{name} is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
                 "spec.scaling.minReplicas: 0 to free the GPUs",

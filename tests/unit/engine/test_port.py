@@ -35,8 +35,8 @@ REACHES_OUT: Final = re.compile(
 STAYS_INSIDE: Final = {
     "SGLang": {
         # The pod's own: NCCL's port for its own processes, sockets of the file system, shares of the machine's memory.
-        "nccl-port", "forward-pass-metrics-ipc-name", "weight-cache-socket", "load-snapshot-publish-interval",
-        "hicache-host-memory-fraction", "hicache-host-memory-mode", "skip-server-warmup",
+        "nccl-port", "forward-pass-metrics-ipc-name", "load-snapshot-publish-interval", "hicache-host-memory-fraction",
+        "hicache-host-memory-mode", "skip-server-warmup",
         # What its author may decide: where spans go, code in the weights, names of labels.
         "otlp-traces-endpoint", "trust-remote-code", "tokenizer-metrics-allowed-custom-labels",
         # They only forbid.
@@ -48,6 +48,30 @@ STAYS_INSIDE: Final = {
         "allowed-media-domains", "allowed-headers", "allowed-methods", "allowed-origins",
         # A path that the sidecar does not open; images between the pod's own processes.
         "enable-tokenizer-info-endpoint", "mm-tensor-ipc", "mm-ipc-gpu-memory-gb",
+    },
+}  # fmt: skip
+
+WRITES: Final = re.compile(r"(^|-)(logs?|logging|dump|recorder|export|traces?|profiler)(-|$)")
+"""Names of arguments that write logs, dumps or files."""
+WRITES_NO_TEXTS: Final = {
+    "SGLang": {
+        # How much is logged, times, counts and paths.
+        "log-level", "log-level-http", "decode-log-interval", "enable-request-time-stats-logging",
+        "uvicorn-access-log-exclude-prefixes",
+        # Spans have times and counts; those of decoupled speculation are not written, since it is refused.
+        "enable-trace", "trace-modules", "otlp-traces-endpoint", "spec-trace-dir",
+        # Written when a call asks for it, which Shoal does not make; weights.
+        "expert-distribution-recorder-mode", "expert-distribution-recorder-buffer-size", "modelopt-export-path",
+    },
+    "vLLM": {
+        # How much is logged, times, counts and paths.
+        "log-level", "uvicorn-log-level", "logging-config", "log-config-file", "log-error-stack",
+        "aggregate-engine-logging", "enable-logging-iteration-details", "disable-uvicorn-access-log",
+        "disable-access-log-for-endpoints",
+        # How requests are logged, if they were.
+        "enable-log-deltas", "max-log-len",
+        # Spans have times and counts. A replay writes nothing.
+        "collect-detailed-traces", "otlp-traces-endpoint", "enable-trace-replay",
     },
 }  # fmt: skip
 
@@ -125,6 +149,14 @@ def test_arguments_that_open_ports_name_hosts_or_trust_senders_are_refused(kind:
     arguments = ARGUMENTS[kind]
     names = {argument.name for argument in arguments.tables()[arguments.versions[-1]].values()}
     assert {name for name in names if REACHES_OUT.search(name) and not arguments.owner(name)} == STAYS_INSIDE[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_that_write_prompts_or_answers_of_all_tenants_are_refused(kind: str) -> None:
+    """A new version's arguments are found here: refuse them, or say why they pass."""
+    arguments = ARGUMENTS[kind]
+    names = {argument.name for argument in arguments.tables()[arguments.versions[-1]].values()}
+    assert {name for name in names if WRITES.search(name) and not arguments.owner(name)} == WRITES_NO_TEXTS[kind]
 
 
 class IdleWire:

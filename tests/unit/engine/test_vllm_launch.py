@@ -153,6 +153,7 @@ def test_what_does_not_go_with_adapters(given: dict[str, str], why: str | None) 
         "--limit-mm-per-prompt.image=2",
         "--speculative-config.method=ngram",
         "--device-memory-utilization=0.8",  # another spelling
+        "--max-log-len=100",
     ],
 )
 def test_arguments_that_are_the_models_own_business_pass(arg: str) -> None:
@@ -183,6 +184,22 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str) -> None:
             "--sleep-mode-offload-cudagraph",
             "--sleep-mode-offload-cudagraph is owned by Shoal: Shoal does not let engines sleep; leave it out, and use "
             "spec.scaling.minReplicas: 0 to free the GPUs",
+        ),
+        *(
+            (
+                arg,
+                f"{arg} is owned by Shoal: it writes prompts or answers of all tenants into logs or files; leave it "
+                "out, and use the request log of a Tenant: spec.logging of the Tenant",
+            )
+            for arg in ("--enable-log-requests", "--enable-log-outputs")
+        ),
+        *(
+            (
+                arg,
+                f"{arg.partition('=')[0]} is owned by Shoal: it opens paths that start a profiler, which slows the "
+                "requests of all tenants; leave it out",
+            )
+            for arg in ('--profiler-config={"profiler":"torch"}', "--profiler-config.profiler=torch")
         ),
         ("--max-num-batched=2", "--max-num-batched is an abbreviation of --max-num-batched-tokens: write it out"),
         ("--max_num_seqs=64", "write --max_num_seqs with dashes: --max-num-seqs"),

@@ -7,10 +7,15 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
+from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, LOGS_ALL, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
 
 _SOURCE = "use spec.source"
 _FETCHED = "Shoal fetches the weights before the engine starts; leave it out, and use spec.source"
+_NO_SENDER = "the engine would wait for weights that nobody sends; leave it out, and use spec.source"
+_NO_WEIGHT_CACHE = (
+    "the engine would take its weights from another process, which Shoal neither starts nor watches; leave it out: "
+    "spec.prefetch has the weights on nodes before"
+)
 _FIXED = "Shoal sets it the same for every engine"
 _KEYS = "Shoal gives every engine its keys through a file"
 _ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPUs"
@@ -24,11 +29,13 @@ _PRIORITY = "the order of requests is decided at the gateway"
 
 OWNED: Final[dict[str, str]] = {
     "model-path": _SOURCE,
+    "tokenizer-path": _SOURCE,
     "revision": "write the revision into spec.source.uri, as hf://owner/repo@revision",
     "model-checksum": "use spec.source.digest",
     "download-dir": _FETCHED,
     "modelexpress-config": _FETCHED,
     "engine-info-bootstrap-port": _FETCHED,
+    "checkpoint-engine-wait-weights-before-ready": _NO_SENDER,
     "delete-ckpt-after-loading": "a restarted engine loads the same files again",
     "served-model-name": "use spec.servedNames",
     "context-length": "use spec.engine.contextLength",
@@ -72,6 +79,8 @@ OWNED: Final[dict[str, str]] = {
     "enable-custom-logit-processor": TRUSTS_SENDERS,
     "trust-request-chat-template": TRUSTS_SENDERS,
     "trust-mm-content-hashes": TRUSTS_SENDERS,
+    "crash-dump-folder": LOGS_ALL,
+    "msprobe-dump-config": LOGS_ALL,
     "enable-memory-saver": NO_SLEEP,
     "enable-weights-cpu-backup": NO_SLEEP,
     "enable-draft-weights-cpu-backup": NO_SLEEP,
@@ -99,6 +108,11 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("encoder-", ALL_ROLES),
     ("remote-instance-weight-loader-", _FETCHED),
     ("elastic-ep-", _ONE_POD),
+    ("weight-cache-", _NO_WEIGHT_CACHE),
+    ("log-requests", LOGS_ALL),
+    ("debug-tensor-dump-", LOGS_ALL),
+    # Its parameters of a request include the prompt.
+    ("export-metrics-to-file", LOGS_ALL),
 )
 """Beginnings of names."""
 

@@ -7,7 +7,7 @@ fit the engine, or when it would change what the engine serves without Shoal kno
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
+from shoal.engine.unserved import ALL_ROLES, CALLS_OTHERS, LOGS_ALL, NO_EVENTS, NO_SLEEP, TRUSTS_SENDERS
 
 _SOURCE = "use spec.source"
 _FIXED = "Shoal sets it the same for every engine"
@@ -62,6 +62,7 @@ OWNED: Final[dict[str, str]] = {
     "disable-fastapi-docs": _FIXED,
     "enable-offline-docs": _FIXED,
     "enable-scale-out": "it opens paths that bypass the gateway",
+    "profiler-config": "it opens paths that start a profiler, which slows the requests of all tenants; leave it out",
     "tool-server": CALLS_OTHERS,
     "api-key": _KEYS,
     "enable-ssl-refresh": _PLAIN,
@@ -78,6 +79,8 @@ OWNED: Final[dict[str, str]] = {
     "trust-request-mm-kwargs": TRUSTS_SENDERS,
     "enable-prompt-embeds": TRUSTS_SENDERS,
     "enable-mm-embeds": TRUSTS_SENDERS,
+    "enable-log-requests": LOGS_ALL,
+    "enable-log-outputs": LOGS_ALL,
     "tokens-only": ALL_ROLES,
     "mm-encoder-only": ALL_ROLES,
     "kv-transfer-config": ALL_ROLES,
