@@ -12,7 +12,9 @@ from shoal.api import reasons
 from shoal.artifacts import safetensors
 from shoal.artifacts.errors import ArtifactError
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+UNREAD = ".gguf"
+"""Weights of other runtimes: the engines read no such file from a folder."""
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
@@ -90,12 +92,19 @@ def check_names(names: Iterable[str], index: bytes | None, source: str) -> None:
     `index` is the content of model.safetensors.index.json, if it exists.
     """
     present = set(names)
+    weights = any(name.endswith(WEIGHTS) for name in present)
+    if not weights and any(name.endswith(UNREAD) for name in present):
+        raise ArtifactError(
+            reasons.SOURCE_INVALID,
+            f"{source} has its weights as GGUF, which engines do not read: name a source with safetensors, "
+            "where fewer bits are wanted with AWQ, GPTQ or FP8",
+        )
     if CONFIG not in present:
         found = ", ".join(sorted({name.partition("/")[0] for name in present})[:5])
         raise ArtifactError(
             reasons.SOURCE_INVALID, f"{source} is not a model: it has no config.json (found: {found or 'nothing'})"
         )
-    if not any(name.endswith(WEIGHTS) for name in present):
+    if not weights:
         raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source} has no weights: expected files named {', '.join('*' + w for w in WEIGHTS)}",

@@ -112,7 +112,9 @@ def _too_long(name: str) -> bool:
 
 
 _TEXT = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".yaml", ".yml")
-_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth")
+_UNREAD_WEIGHTS = ".gguf"
+"""Listed so that a source that has no others is refused by name (folders.py)."""
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*")
 _COPIES = ("original", "onnx", "openvino", "coreml", "metal", "flax")
 """Folders in which repositories keep copies of the weights for other runtimes."""
@@ -131,4 +133,5 @@ def wanted_files(names: Iterable[str]) -> list[str]:
     # Mistral's repositories contain every weight twice: model-*.safetensors and consolidated*.safetensors.
     sharded = [name for name in safetensors if not PurePosixPath(name).name.startswith("consolidated")]
     weights = sharded or safetensors or [name for name in kept if name.endswith(_OTHER_WEIGHTS)]
+    weights = weights or [name for name in kept if name.endswith(_UNREAD_WEIGHTS)]
     return sorted({*weights, *(name for name in kept if name.endswith(_TEXT))})

@@ -181,6 +181,10 @@ async def test_a_wrong_digest_tells_both(model: Path, paths: StagePaths):
         ({"config.json": b"{"}, "config.json is not JSON"),
         ({"config.json": b"[]"}, "config.json is not a JSON object"),
         ({"model.safetensors": None}, "has no weights: expected files named *.safetensors, *.bin"),
+        (
+            {"model.safetensors": None, "config.json": None, "tiny-q4_k_m.gguf": b"GGUF"},
+            "has its weights as GGUF, which engines do not read: name a source with safetensors",
+        ),
         ({"model.safetensors": b""}, "model.safetensors is not a whole safetensors file"),
         ({"model.safetensors": b"\xff" * 64}, "model.safetensors is not a whole safetensors file"),
         (
@@ -607,6 +611,7 @@ async def test_the_digest_of_a_repository_is_that_of_what_was_fetched(hub_server
     [
         (["pytorch_model.bin", "training_args.bin", "config.json"], ["config.json", "pytorch_model.bin"]),
         (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        (["pytorch_model.bin", "q4.gguf"], ["pytorch_model.bin"]),
         (["consolidated.safetensors", "model-1.safetensors"], ["model-1.safetensors"]),
         (["consolidated.safetensors", "params.json"], ["consolidated.safetensors", "params.json"]),
         (["original/x.pth", "model.safetensors", ".cache/x.json"], ["model.safetensors"]),
