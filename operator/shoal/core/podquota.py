@@ -45,6 +45,8 @@ _STOCK: Final = re.compile(
     re.IGNORECASE,
 )
 """The same: the cloud has no such machine."""
+_BY_CHECK: Final = "AdmissionCheck"
+"""Reason of the condition Evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,20 @@ class Workload:
     """False: Kueue does not try to admit it any more."""
     requeue_at: str = ""
     """When Kueue tries again after a check that asked for that; empty: it does not wait."""
+    evicted_by: str = ""
+    """Kueue's word for why the Workload is evicted; empty: it is not."""
 
     @property
     def checked(self) -> bool:
         """Whether admission checks matter: one is not ready, or one has failed."""
         return any(check.state != "Ready" for check in self.checks)
+
+    @property
+    def between_checks(self) -> bool:
+        """A check asked Kueue to try again, which took the quota back and has not looked at the queue since: its words
+        are those of the eviction still."""
+        said = self.conditions.get("QuotaReserved")
+        return self.evicted_by == _BY_CHECK and said == ("False", self.conditions.get("Evicted", ("", ""))[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +200,14 @@ def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[P
         refused = _no_nodes(request) if request is not None else None
         at = request.failed if request is not None and refused is not None else None
         return QueueWait(reasons.ADMISSION_REJECTED, said, refused, at)
-    reserved, _ = found.conditions.get("QuotaReserved", ("", ""))
-    if found.checked and (reserved == "True" or found.requeue_at):
+    reserved = found.conditions.get("QuotaReserved", ("", ""))[0] == "True"
+    if found.checked and (reserved or found.requeue_at or found.between_checks):
         again = f"; Kueue asks again at {found.requeue_at}" if found.requeue_at else ""
         return QueueWait(reasons.ADMISSION_CHECK, f"{_checks(found, requests)}{again}")
     for kind in ("QuotaReserved", "Admitted", "Evicted"):
         status, message = found.conditions.get(kind, ("", ""))
         if message and (status == "False" or kind == "Evicted"):
-            return QueueWait(reasons.QUOTA_WAIT, _line(message), no_room=True)
+            return QueueWait(reasons.QUOTA_WAIT, _line(message), no_room=not reserved or bool(found.evicted_by))
     return QueueWait(reasons.QUOTA_WAIT, "Kueue has not looked at it yet")
 
 

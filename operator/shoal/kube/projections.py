@@ -250,6 +250,7 @@ def workload(raw: JsonObject) -> Workload:
     """Kueue's Workload of a pod."""
     owners = (o.get("uid") for o in _seq(raw["metadata"], "ownerReferences")[:_MOST_OWNERS] if o.get("kind") == "Pod")
     status = _map(raw, "status")
+    evicted = _condition(status, "Evicted")
     return Workload(
         tuple(str(uid) for uid in owners),
         _conditions_said(status),
@@ -264,6 +265,7 @@ def workload(raw: JsonObject) -> Workload:
         ),
         active=_map(raw, "spec").get("active") is not False,
         requeue_at=str(_map(status, "requeueState").get("requeueAt") or "")[:_LONGEST_NAME],
+        evicted_by=str(evicted.get("reason") or "")[:_LONGEST_NAME] if evicted.get("status") == "True" else "",
     )
 
 

@@ -26,6 +26,7 @@ from shoal.core.podquota import (
 from shoal.core.status.diagnosis import diagnose, progress
 from shoal.core.status.quotawait import quota_wait
 from shoal.core.status.variants import cold_start
+from shoal.kube.projections import workload
 from tests.support.fleets import candidate, demand, supply
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -143,7 +144,8 @@ def test_the_message_is_kueues_own() -> None:
     )
     assert queue_wait("x", [other, full]) == QueueWait("QuotaWait", NO_WORKLOAD)
     assert "integration `pod`" in NO_WORKLOAD
-    evicted = Workload(("p",), {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")})
+    preempted = {"QuotaReserved": ("True", "ok"), "Evicted": ("True", "preempted by a job")}
+    evicted = Workload(("p",), preempted, evicted_by="Preempted")
     assert queue_wait("p", [evicted]) == QueueWait("QuotaWait", "preempted by a job", no_room=True)
 
 
@@ -403,6 +405,39 @@ def test_no_replica_that_serves_goes_for_one_that_has_quota_or_that_kueue_has_no
     nobody = queue_wait("p", [])
     for wait in (checks, nobody, None):
         assert not blocks_surge([gated(queue_wait=wait)], None)
+
+
+def test_no_replica_that_serves_goes_while_kueue_asks_for_a_node_again() -> None:
+    """After a failed request for a node Kueue takes the quota back, waits, and then gives it again: that is no word on
+    how much room the queue has."""
+    said = "At least one admission check is false"
+    status = {
+        "conditions": [
+            {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": said},
+            {"type": "Evicted", "status": "True", "reason": "AdmissionCheck", "message": said},
+            {"type": "Requeued", "status": "True", "reason": "BackoffFinished", "message": "the backoff is finished"},
+        ],
+        "admissionChecks": [{"name": "nodes", "state": "Pending", "message": "Reset to Pending after eviction"}],
+    }
+    owner = {"kind": "Pod", "uid": "p"}
+
+    def blocked() -> bool:
+        read = workload({"metadata": {"uid": "w", "ownerReferences": [owner]}, "spec": {}, "status": status})
+        return blocks_surge([gated(queue_wait=queue_wait("p", [read]))], None)
+
+    assert not blocked(), "the wait is over, and Kueue has not looked at the queue yet"
+    status["conditions"][0]["message"] = "couldn't assign flavors: insufficient unused quota"
+    assert blocked(), "others have taken the quota meanwhile"
+
+
+def test_no_replica_that_serves_goes_for_one_that_has_got_its_quota_back() -> None:
+    conditions = {
+        "QuotaReserved": ("True", "Quota reserved in ClusterQueue all"),
+        "Admitted": ("False", "The workload has no reservation"),
+        "Evicted": ("False", "Previously: preempted by a job"),
+    }
+    wait = queue_wait("p", [Workload(("p",), conditions)])
+    assert not blocks_surge([gated(queue_wait=wait)], None)
 
 
 def test_a_class_is_not_given_up_for_a_pod_that_waits_for_quota() -> None:
