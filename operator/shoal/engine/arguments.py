@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, Literal, TypeVar, cast
@@ -81,6 +81,8 @@ class EngineArguments:
     """Reads a whole number as the engine does, with its suffixes. Raises ValueError or ArithmeticError."""
     foreign: Mapping[str, tuple[str, str]]
     """Argument of another engine -> that engine, and what to do instead."""
+    may_be_off: Collection[str] = ()
+    """Of those that are `owned`: a Model may switch them off, which changes nothing."""
     underscores: bool = False
     """The engine takes `_` for `-` in names. Shoal does not, so that an argument has one spelling."""
 
@@ -102,6 +104,10 @@ class EngineArguments:
         if name in self.owned:
             return self.owned[name]
         return next((why for prefix, why in self.families if name.startswith(prefix)), None)
+
+    def is_harmless(self, spelling: str, argument: Argument) -> bool:
+        """Whether a spelling of an argument that Shoal owns may be given all the same: it switches the argument off."""
+        return argument.name in self.may_be_off and spelling == f"no-{argument.name}"
 
     def limits(self, name: str, *, whole: bool) -> Bounds:
         """The least and the most that this argument may be."""
@@ -181,7 +187,7 @@ class EngineArguments:
                 problems.append(f"{_shown(arg)} is not an argument: write '--name=value' or '--flag', one per item")
             elif argument is None:
                 problems.append(self._unknown(version, spelling, table))
-            elif why := self.owner(argument.name):
+            elif (why := self.owner(argument.name)) and not self.is_harmless(spelling, argument):
                 problems.append(f"--{spelling} is owned by Shoal: {why}")
             elif f"{argument.name}{member}" in seen:
                 problems.append(f"--{argument.name}{member} is given twice")

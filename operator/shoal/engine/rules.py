@@ -32,12 +32,13 @@ _IS_SET: Final[Mapping[str, str]] = {
 
 def given(arguments: EngineArguments, *names: str, families: Sequence[str] = (), off: bool = False) -> str:
     """Whether `extraArgs` have one of these arguments (canonical names) in any of its spellings, or one that begins
-    like a family. `off`: also one that switches it off."""
+    like a family. `off`: also one that switches it off, unless a Model may do that."""
     spellings = {
         spelling
         for table in arguments.tables().values()
         for spelling, argument in table.items()
-        if argument.name in names and (off or spelling != f"no-{argument.name}")
+        if argument.name in names
+        and (spelling != f"no-{argument.name}" or (off and not arguments.is_harmless(spelling, argument)))
     }
     words = [*sorted(spellings | set(names)), *(f"(no-)?{each}[^=]*" for each in families)]
     return f"has(self.extraArgs) && self.extraArgs.exists(a, a.matches('^--({'|'.join(words)})([=.]|$)'))"

@@ -6,7 +6,7 @@ from typing import Final
 
 from shoal.engine.arguments import EngineArguments, Table, read_table
 from shoal.engine.vllm.bounds import BOUNDS, count
-from shoal.engine.vllm.owned import FAMILIES, FOREIGN, OWNED
+from shoal.engine.vllm.owned import FAMILIES, FOREIGN, MAY_BE_OFF, OWNED
 
 
 @cache
@@ -22,5 +22,6 @@ ARGUMENTS: Final = EngineArguments(
     bounds=BOUNDS,
     count=count,
     foreign=FOREIGN,
+    may_be_off=MAY_BE_OFF,
     underscores=True,
 )

@@ -101,6 +101,9 @@ OWNED: Final[dict[str, str]] = {
     "max-lora-cls-labels": _ADAPTERS,
 }
 
+MAY_BE_OFF: Final = frozenset({"enable-log-requests", "enable-log-outputs"})
+"""Off by default, and users write that they are to be off."""
+
 FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("lora-", _ADAPTERS),
     ("data-parallel-", _REPLICAS),
