@@ -216,22 +216,28 @@ class EngineArguments:
         lacks = f"{self.engine} {version} has no argument"
         if len(spelling) > _LONGEST_SHOWN:
             return f"{lacks} --{spelling[:_LONGEST_SHOWN]}..."
-        completions = sorted({table[name].name for name in table if name.startswith(spelling)})
+        completions = {_full(name, table): name for name in sorted(table) if name.startswith(spelling)}
         if completions:
-            owned = next((name for name in completions if self.owner(name)), None)
-            full = owned or completions[0]
-            advice = f", which is owned by Shoal: {self.owner(owned)}" if owned else ": write it out"
+            owned = {full: why for full in sorted(completions) if (why := self._refused(completions[full], table))}
+            full = min(owned or completions)
+            advice = f", which is owned by Shoal: {owned[full]}" if owned else ": write it out"
             return f"--{spelling} is an abbreviation of --{full}{advice}"
-        if self.underscores and (known := table.get(spelling.replace("_", "-"))) is not None:
-            if (why := self.owner(known.name)) is not None:
+        dashed = spelling.replace("_", "-")
+        if self.underscores and dashed in table:
+            if why := self._refused(dashed, table):
                 return f"--{spelling} is owned by Shoal: {why}"
-            return f"write --{spelling} with dashes: --{known.name}"
-        if (other := self.foreign.get(spelling.replace("_", "-"))) is not None:
+            return f"write --{spelling} with dashes: --{_full(dashed, table)}"
+        if (other := self.foreign.get(dashed)) is not None:
             whose, instead = other
             return f"{lacks} --{spelling}, which is {whose}'s: {instead}"
-        near = difflib.get_close_matches(spelling.replace("_", "-"), [*table, *self.owned], n=1, cutoff=0.7)
+        near = difflib.get_close_matches(dashed, [*table, *self.owned], n=1, cutoff=0.7)
         hint = f"; did you mean --{near[0]}?" if near else ""
         return f"{lacks} --{spelling}{hint}"
+
+    def _refused(self, spelling: str, table: Table) -> str | None:
+        """Why a Model may not give this spelling, which the table has; None: it may."""
+        argument = table[spelling]
+        return None if self.is_harmless(spelling, argument) else self.owner(argument.name)
 
     def _value_problem(self, argument: Argument, spelling: str, value: str | None) -> str | None:
         if argument.takes == "none":
@@ -277,6 +283,12 @@ def json_object(text: str | None) -> Mapping[str, Any]:
 def unless(value: str | None, default: str) -> str | None:
     """The value, or None where it says the engine's own default."""
     return None if value == default else value
+
+
+def _full(spelling: str, table: Table) -> str:
+    """The canonical spelling of one that the table has; of one that switches an argument off, one that does so too."""
+    name = table[spelling].name
+    return spelling if spelling == f"no-{name}" else name
 
 
 def _shown(text: str) -> str:

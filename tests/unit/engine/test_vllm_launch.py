@@ -203,6 +203,10 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str) -> None:
         ),
         ("--max-num-batched=2", "--max-num-batched is an abbreviation of --max-num-batched-tokens: write it out"),
         ("--max_num_seqs=64", "write --max_num_seqs with dashes: --max-num-seqs"),
+        # Not the argument that switches it on.
+        ("--no_enable_prefix_caching", "write --no_enable_prefix_caching with dashes: --no-enable-prefix-caching"),
+        ("--no_enable_log_requests", "write --no_enable_log_requests with dashes: --no-enable-log-requests"),
+        ("--no-enable-prefix", "--no-enable-prefix is an abbreviation of --no-enable-prefix-caching: write it out"),
         ("--api_key=x", "--api_key is owned by Shoal: Shoal gives every engine its keys through a file"),
         (
             "--mem-fraction-static=0.8",
