@@ -114,10 +114,11 @@ class ClassBackoffs:
             self._state.starting.discard(uid)
         if model is None:
             return {}
+        # One that is overdue without a pod of the former revision does not end by itself.
         rolling = {
             d.gpu_class
             for child in self._world.deployments_of(uid)
-            if (d := child.deployment) is not None and (d.replacing or not d.rolled_out)
+            if (d := child.deployment) is not None and (not d.rolled_out or (d.replacing and not d.overdue))
         }
         return observe(
             before,

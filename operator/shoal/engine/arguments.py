@@ -230,7 +230,11 @@ class EngineArguments:
         if (other := self.foreign.get(dashed)) is not None:
             whose, instead = other
             return f"{lacks} --{spelling}, which is {whose}'s: {instead}"
-        near = difflib.get_close_matches(dashed, [*table, *self.owned], n=1, cutoff=0.7)
+        off = f"no-enable-{dashed.removeprefix('disable-')}"
+        if dashed.startswith("disable-") and off in table:
+            near = [off]  # the nearest name would switch it on
+        else:
+            near = difflib.get_close_matches(dashed, [*table, *self.owned], n=1, cutoff=0.7)
         hint = f"; did you mean --{near[0]}?" if near else ""
         return f"{lacks} --{spelling}{hint}"
 

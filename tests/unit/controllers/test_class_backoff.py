@@ -35,13 +35,13 @@ MODEL = {
 class Cluster:
     """One Model with one pod, and a clock."""
 
-    def __init__(self, updated: int = 1) -> None:
+    def __init__(self, updated: int = 1, *, replacing: bool = False, overdue: str | None = None) -> None:
         self.seconds, self.told, self.version = 0.0, 0, 0
         self.pods: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda pod: (pod.model_uid,)})
         deployments: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda child: (child.model_uid,)})
         found = Deployment(
             "chat", "a-l4", "d", "1", "m", "l4", 1, "nvidia.com/gpu", 1, 1, 1, frozenset(), updated, 0, 1, None,
-            deleting=False,
+            deleting=False, replacing=replacing, overdue=overdue,
         )  # fmt: skip
         link = Link("d", "chat", "a-l4", "a", "m", "l4", Owner(GROUP, "Model", "m"))
         self.put(deployments, Child("chat", "a-l4", "d", "m", b"{}", found, link))
@@ -116,7 +116,18 @@ def test_one_that_gets_ready_in_time_is_nothing() -> None:
 
 
 def test_a_rollout_is_judged_elsewhere() -> None:
-    assert Cluster(updated=0).after(LONGEST_TIMEOUT_SECONDS * 2) == {}
+    late = LONGEST_TIMEOUT_SECONDS * 2
+    assert Cluster(updated=0).after(late) == {}
+    assert Cluster(updated=0, replacing=True, overdue="no progress").after(late) == {}, "the former revision is there"
+    assert Cluster(replacing=True).after(late) == {}
+
+
+def test_a_rollout_that_is_overdue_and_has_nothing_left_of_the_former_revision_excuses_nothing() -> None:
+    cluster = Cluster(replacing=True, overdue="no progress")
+    assert list(cluster.after(LONGEST_TIMEOUT_SECONDS)) == ["l4"], "else it would hang there, and another class is free"
+    working = Cluster(replacing=True, overdue="no progress")
+    working.pod(ready=True)
+    assert working.after(LONGEST_TIMEOUT_SECONDS) == {}
 
 
 def test_the_plan_knows_that_the_engine_crashes_on_a_class_and_asks_for_a_node_of_another() -> None:

@@ -206,6 +206,10 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str) -> None:
         # Not the argument that switches it on.
         ("--no_enable_prefix_caching", "write --no_enable_prefix_caching with dashes: --no-enable-prefix-caching"),
         ("--no_enable_log_requests", "write --no_enable_log_requests with dashes: --no-enable-log-requests"),
+        (
+            "--disable-log-requests",
+            "vLLM 0.32.0 has no argument --disable-log-requests; did you mean --no-enable-log-requests?",
+        ),
         ("--no-enable-prefix", "--no-enable-prefix is an abbreviation of --no-enable-prefix-caching: write it out"),
         ("--api_key=x", "--api_key is owned by Shoal: Shoal gives every engine its keys through a file"),
         (
