@@ -146,6 +146,8 @@ class Workload:
     """When Kueue tries again after a check that asked for that; empty: it does not wait."""
     evicted_by: str = ""
     """Kueue's word for why the Workload is evicted; empty: it is not."""
+    inadmissible: bool = False
+    """Its queue does not exist or is not active: what others give back does not help."""
 
     @property
     def checked(self) -> bool:
@@ -207,7 +209,8 @@ def queue_wait(pod_uid: str, workloads: Iterable[Workload], requests: Iterable[P
     for kind in ("QuotaReserved", "Admitted", "Evicted"):
         status, message = found.conditions.get(kind, ("", ""))
         if message and (status == "False" or kind == "Evicted"):
-            return QueueWait(reasons.QUOTA_WAIT, _line(message), no_room=not reserved or bool(found.evicted_by))
+            no_room = (not reserved or bool(found.evicted_by)) and not found.inadmissible
+            return QueueWait(reasons.QUOTA_WAIT, _line(message), no_room=no_room)
     return QueueWait(reasons.QUOTA_WAIT, "Kueue has not looked at it yet")
 
 

@@ -265,6 +265,7 @@ def workload(raw: JsonObject) -> Workload:
         ),
         active=_map(raw, "spec").get("active") is not False,
         requeue_at=str(_map(status, "requeueState").get("requeueAt") or "")[:_LONGEST_NAME],
+        inadmissible=_condition(status, "QuotaReserved").get("reason") == "Inadmissible",
         evicted_by=str(evicted.get("reason") or "")[:_LONGEST_NAME] if evicted.get("status") == "True" else "",
     )
 

@@ -428,6 +428,8 @@ def test_no_replica_that_serves_goes_while_kueue_asks_for_a_node_again() -> None
     assert not blocked(), "the wait is over, and Kueue has not looked at the queue yet"
     status["conditions"][0]["message"] = "couldn't assign flavors: insufficient unused quota"
     assert blocked(), "others have taken the quota meanwhile"
+    status["conditions"][0] |= {"reason": "Inadmissible", "message": "LocalQueue serving doesn't exist"}
+    assert not blocked(), "no replica that goes helps"
 
 
 def test_no_replica_that_serves_goes_for_one_that_has_got_its_quota_back() -> None:
