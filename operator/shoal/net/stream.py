@@ -204,9 +204,9 @@ class Follower(ABC):
             if error != reason:
                 log.info(f"{self.what} stream down", pod=self.peer.name, reason=error)
                 reason = error
-            if await self._pause(backoff * random.uniform(0.5, 1.0), certificate):  # noqa: S311 - spreads reconnects
+            if await self._pause(_spread(backoff), certificate):
                 backoff = BACKOFF_FIRST
-                await asyncio.sleep(backoff * random.random())  # noqa: S311 - all streams of a process have waited for it
+                await asyncio.sleep(_spread(backoff))  # all streams of the process have waited for it
             else:
                 backoff = min(backoff * 2, BACKOFF_MOST)
 
@@ -400,3 +400,8 @@ class PeerStreams(Generic[F]):
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _spread(seconds: float) -> float:
+    """Between half of it and all of it, so that streams which broke together do not all call at once."""
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
