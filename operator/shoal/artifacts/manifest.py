@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from shoal.api import reasons
+from shoal.artifacts import folders
 from shoal.artifacts.errors import ArtifactError
 
 
@@ -112,9 +113,6 @@ def _too_long(name: str) -> bool:
 
 
 _TEXT = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".yaml", ".yml")
-_OTHER_WEIGHTS = (".bin", ".pt", ".pth")
-_UNREAD_WEIGHTS = ".gguf"
-"""Listed so that a source that has no others is refused by name (folders.py)."""
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*")
 _COPIES = ("original", "onnx", "openvino", "coreml", "metal", "flax")
 """Folders in which repositories keep copies of the weights for other runtimes."""
@@ -132,6 +130,7 @@ def wanted_files(names: Iterable[str]) -> list[str]:
     safetensors = [name for name in kept if name.endswith(".safetensors")]
     # Mistral's repositories contain every weight twice: model-*.safetensors and consolidated*.safetensors.
     sharded = [name for name in safetensors if not PurePosixPath(name).name.startswith("consolidated")]
-    weights = sharded or safetensors or [name for name in kept if name.endswith(_OTHER_WEIGHTS)]
-    weights = weights or [name for name in kept if name.endswith(_UNREAD_WEIGHTS)]
+    weights = sharded or safetensors or [name for name in kept if name.endswith(folders.WEIGHTS)]
+    # So that a source which has no others is refused by name.
+    weights = weights or [name for name in kept if name.endswith(folders.UNREAD)]
     return sorted({*weights, *(name for name in kept if name.endswith(_TEXT))})
